@@ -25,8 +25,8 @@ from inferway.loop_turns import CALLS_A_TURN, SLICE_BYTES, LoopTurns, SlicedProt
 from inferway.upstream.connection import EngineConnection
 from inferway.upstream.exchange import UpstreamRequest
 from inferway.upstream.pool import Origin, Pool
+from inferway_llmd.ext_proc.wire.connection import Patience
 from inferway_llmd.ext_proc.wire.frames import DATA, PING, SETTINGS, WINDOW_UPDATE, frame
-from inferway_llmd.ext_proc.wire.patience import Patience
 
 READ = 250 * 1024  # bytes that uvloop reads at once
 CHUNK = b"1\r\nx\r\n"

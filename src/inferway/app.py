@@ -147,7 +147,7 @@ class Gateway:
 
     @property
     def publisher(self) -> ZmqPublisher | None:
-        """Who publishes; None if nothing is published, or another process does it."""
+        """The publisher of decisions and KV events; None if nothing is published here."""
         return self._publisher
 
     @property
@@ -161,7 +161,7 @@ class Gateway:
 
     @property
     def needs_snapshots(self) -> bool:
-        """Whether an extension needs what other processes know each second."""
+        """True if an extension needs what other processes know each second."""
         return any(each.needs_snapshots() for each in self._attached)
 
     def snapshots(self, since: Mapping[str, int]) -> dict[str, Snapshot]:
@@ -176,7 +176,7 @@ class Gateway:
 
     @property
     def extensions(self) -> Sequence[Extension]:
-        """Its extensions, in no order."""
+        """The gateway's extensions, in no order."""
         return self._extensions
 
     @property
@@ -185,12 +185,12 @@ class Gateway:
 
     @property
     def auth(self) -> Auth:
-        """Who is let in, and how many requests at a time."""
+        """The checks of who is let in, and of how many requests at a time."""
         return self._auth
 
     @property
     def standing(self) -> OutlierDetection:
-        """Which engines get new requests."""
+        """The outlier detection, which says which engines get new requests."""
         return self._auth.failover.standing
 
     @property
@@ -212,7 +212,7 @@ class Gateway:
         return self._publisher.endpoint if self._publisher else None
 
     async def start(self) -> None:
-        """Open everything. Raises ConfigError, with all that was opened closed again."""
+        """Open all parts, in order. Raises ConfigError, with all that was opened closed again."""
         try:
             await self._start()
         except BaseException as e:

@@ -169,7 +169,7 @@ class MethodNotAllowedError(RequestError):
 
 
 class ConflictError(RequestError):
-    """It cannot be done as things are; the message says what would have to be otherwise."""
+    """A request that cannot be done now; the message says what would have to be otherwise."""
 
     status = 409
     code = "conflict"
@@ -293,7 +293,7 @@ class OurFaultError(UpstreamError):
     in_public = None
 
 
-# of a RenderError: what is over in a moment, whatever anybody does
+# of a RenderError: faults that are over in a moment by themselves
 _PASSING_REASONS = frozenset({"tokenizer-loading", "helper-busy", "remote-late"})
 
 

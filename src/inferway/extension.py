@@ -38,7 +38,7 @@ MOST_WAITING = 256  # answers
 PROBES = frozenset({"/health", "/ready", "/metrics", "/ping"})
 _KUBE = b"kube-probe/"
 
-CLIENT_GONE = 499  # the status of an answer that nobody was there to get: nginx's word for it
+CLIENT_GONE = 499  # the status of an answer whose client had gone: nginx's number for it
 
 OURS = "inferway"  # the distribution whose extensions tests hold to what they promise
 
@@ -62,8 +62,8 @@ class EndedAnswer(msgspec.Struct):
 
 
 def is_probe(path: str, user_agent: bytes) -> bool:
-    """Return whether somebody asks who does so every few seconds: how we are, or for our
-    numbers."""
+    """Return whether the client is a probe or a scraper, which asks every few seconds how we are,
+    or for our numbers."""
     return path in PROBES or user_agent.startswith(_KUBE)
 
 
@@ -91,8 +91,7 @@ class Tap:
             self.drain()
 
     def drain(self) -> None:
-        """Show extensions what waits: called each second, and before anybody reads what they
-        know."""
+        """Show extensions what waits: called each second, and before their figures are read."""
         if not self._waiting:
             return
         waiting, self._waiting = self._waiting, []
@@ -122,7 +121,7 @@ class Core:
 
     @property
     def is_worker(self) -> bool:
-        """Whether another process answers admins, and writes files."""
+        """True if another process answers admins, and writes files."""
         return self.process == "worker"
 
 
@@ -149,8 +148,8 @@ class Extension:
         """Called once the gateway knows its engines: open ports of its own. Raises ConfigError."""
 
     async def stop(self) -> None:
-        """Called first when the gateway stops: end the answers that would not end by themselves,
-        and close ports of its own."""
+        """End the answers that would not end by themselves, and close ports of its own; called
+        first when the gateway stops."""
 
     async def close(self) -> None:
         """Called once the last answer has ended, if `start` was."""
@@ -190,8 +189,8 @@ class Extension:
         have numbers, behind those."""
 
     def needs_snapshots(self) -> bool:
-        """Return whether it needs the snapshots of other processes each second, and not only when
-        somebody asks for a path below /admin/."""
+        """Return whether it needs the snapshots of other processes each second, and not only for a
+        request below /admin/."""
         return False
 
     def has(self, method: str) -> bool:

@@ -1,4 +1,4 @@
-"""What the engines' caches hold of a prompt: the library's front door.
+"""The library's front door: an indexer knows what the engines' caches hold of a prompt.
 
     async with Indexer(["http://10.0.0.5:8000", "http://10.0.0.6:8000"]) as indexer:
         scores = await indexer.score_chat(messages, model="org/model")
@@ -51,7 +51,7 @@ from inferway.routing.match import Matcher
 MAX_TOKENS_ON_LOOP = 16_384  # about a millisecond's work
 MAX_BYTES_ON_LOOP = 256 * 1024
 CAUGHT_UP_SECONDS = 0.02  # between two looks
-# How long the first scores wait for what engines hold, where nobody has asked for it before.
+# How long the first scores wait until it is known what engines hold.
 FIRST_SCORES_SECONDS = 2.0
 
 _Parsed = TypeVar("_Parsed")
@@ -59,7 +59,7 @@ _Parsed = TypeVar("_Parsed")
 
 @dataclass(frozen=True, slots=True)
 class FleetParts:
-    """What an indexer is given that is one of several processes which share a fleet."""
+    """The parts that an indexer shares with other processes of the same fleet."""
 
     index: Index
     columns: SharedColumns

@@ -30,7 +30,7 @@ class LoopTurns:
 
     @property
     def are_short(self) -> bool:
-        """Whether more wait than are called in the next turn."""
+        """True if more calls wait than are made in the next turn."""
         return len(self._waiting) > CALLS_A_TURN
 
     def ask(self, call: Callable[[], object]) -> None:
@@ -81,7 +81,7 @@ class SlicedProtocol(asyncio.Protocol, ABC):
 
     @property
     def has_unread(self) -> bool:
-        """Whether received bytes wait to be parsed, beyond those that `parse` has right now."""
+        """True if received bytes wait to be parsed, beyond those that `parse` has right now."""
         return bool(self._unread or self._behind)
 
     def hold(self) -> None:
@@ -91,7 +91,7 @@ class SlicedProtocol(asyncio.Protocol, ABC):
             self._set_reading()
 
     def release(self) -> None:
-        """End `hold`. Bytes received meanwhile are parsed in a later turn."""
+        """Parse and read on after `hold`. Bytes received meanwhile are parsed in a later turn."""
         if self.is_held:
             self.is_held = False
             if self._has_enough:
@@ -170,7 +170,7 @@ class SlicedProtocol(asyncio.Protocol, ABC):
 
     @property
     def _has_enough(self) -> bool:
-        """Whether `parse` has something to do."""
+        """True if `parse` has something to do."""
         return bool(self._unread) or len(self._behind) >= max(self.needed_bytes, 1)
 
     def _take_next(self) -> tuple[bytes, int]:

@@ -21,7 +21,7 @@ Family = Metric
 
 PREFIX = "inferway_"  # of the gateway's own names
 
-# What a part brings: its families, with the numbers of now.
+# A part's families, with their current numbers.
 Families = Callable[[], Iterable[Family]]
 
 _T = TypeVar("_T")
@@ -71,7 +71,7 @@ class Histogram:
             for place, number in enumerate(numbers.tolist()):
                 self.counts[place] += number
             self.total += float(found.sum())
-        values.clear()  # the same list: whoever adds to it keeps it
+        values.clear()  # the same list: its owner keeps it
 
     def buckets(self) -> list[tuple[str, int]]:
         """Return each bucket's upper bound and how many values are at most that, as Prometheus has

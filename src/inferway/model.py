@@ -87,7 +87,7 @@ class KvConnector(StrEnum):
 
 
 class KvTransfer(msgspec.Struct, frozen=True):
-    """How an endpoint hands KV blocks to others, and takes theirs."""
+    """The ways in which an endpoint hands KV blocks to others, and takes theirs."""
 
     connector: KvConnector
     # Endpoints with the same connector and group can hand blocks to each other. It is made of what
@@ -95,13 +95,13 @@ class KvTransfer(msgspec.Struct, frozen=True):
     group: str = ""
     gives: bool = True  # it may compute prompts for others
     takes: bool = True  # it may decode what others have computed
-    lease_seconds: float = 30.0  # so long it keeps blocks that nobody has fetched
+    lease_seconds: float = 30.0  # so long it keeps blocks that were not fetched
     bootstrap: str = ""  # host:port where both sides meet: of Mooncake and SGLang
     hosts: tuple[str, ...] = ()  # where its side channel may be; empty: at the host of its URL
 
     @property
     def role(self) -> str:
-        """Which legs of a request it may have: prefill, decode, both or none."""
+        """The legs of a request that it may have: prefill, decode, both or none."""
         if self.gives:
             return "both" if self.takes else "prefill"
         return "decode" if self.takes else "none"
@@ -135,7 +135,7 @@ class Endpoint:
 
     @property
     def host_port(self) -> bytes:
-        """What of the URL llm-d's headers name."""
+        """The part of the URL that llm-d's headers name."""
         return self.url.partition("://")[2].encode()
 
     @property
@@ -178,12 +178,12 @@ class Reason(StrEnum):
 
     @property
     def is_whole(self) -> bool:
-        """Whether the known prompts are everything that the engine will see."""
+        """True if the known prompts are everything that the engine will see."""
         return self not in (Reason.MEDIA_PREFIX, Reason.REMOTE_PREFIX)
 
     @property
     def is_by_load(self) -> bool:
-        """Whether nothing of the prompt was known, so that load alone decided."""
+        """True if nothing of the prompt was known, so that load alone decided."""
         return self not in (
             *(Reason.KV_AWARE, Reason.MEDIA_PREFIX),
             *(Reason.REMOTE, Reason.REMOTE_PREFIX),
@@ -191,7 +191,7 @@ class Reason(StrEnum):
 
     @property
     def is_of_request(self) -> bool:
-        """Whether it follows from what the client sent, and tells nothing of the fleet."""
+        """True if the reason follows from what the client sent, and tells nothing of the fleet."""
         return self in (
             *(Reason.MANY_PROMPTS, Reason.RESPONSE_ITEMS, Reason.MESSAGE_BLOCKS),
             *(Reason.EMBEDDINGS, Reason.UNREAD),
@@ -271,13 +271,13 @@ _ArrayT = TypeVar("_ArrayT", bound="NDArray[Any]")
 
 
 class ColumnKey(msgspec.Struct, Generic[_ArrayT], frozen=True):
-    """Names a column that a producer adds, with its type: who wants it imports this."""
+    """Names a column that a producer adds, with its type: plugins that want it import this."""
 
     name: str
 
 
 class Figure(msgspec.Struct, frozen=True):
-    """How a column of `Candidates` comes to its values. One with `metrics` is scraped, from the
+    """The source of a column of `Candidates`, and its type. One with `metrics` is scraped, from the
     first of them that the engine has; its ranks add up, but a share's (`is_share`) are averaged."""
 
     unknown: float = 0.0  # the value for an endpoint of which nothing is known

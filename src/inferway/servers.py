@@ -21,8 +21,7 @@ from inferway.http.listening import UNIX, certificate_of, within_file_limit
 from inferway.http.message import Request
 from inferway.http.reload import Apply
 from inferway.http.routes import Routes
-from inferway.http.server import Handler, HttpServer
-from inferway.http.traced import traced
+from inferway.http.server import Handler, HttpServer, traced
 from inferway.indexer import FleetParts
 from inferway.metrics import Family
 from inferway.model import HolderId
@@ -39,9 +38,9 @@ _MOST_NAMES = 5  # of models, in a line of the log
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """What a gateway is of several processes that serve together: the hub, which follows the
-    engines and answers admins, or a worker, which answers requests and asks the hub for the rest at
-    its Unix socket."""
+    """The part of a gateway in several processes that serve together: it is the hub, which follows
+    the engines and answers admins, or a worker, which answers requests and asks the hub for the
+    rest at its Unix socket."""
 
     parts: FleetParts
     hub: str  # the socket's path
@@ -97,7 +96,7 @@ class Servers:
 
     @property
     def open(self) -> list[HttpServer]:
-        """Those that are open."""
+        """The servers that are open."""
         return [each for each in (self.public, self.admin) if each is not None]
 
     def families(self) -> Iterable[Family]:

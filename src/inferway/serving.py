@@ -17,7 +17,7 @@ log = logging.getLogger("inferway")
 
 
 class Served(Protocol):
-    """What is started, reloaded and stopped (`app.Gateway`)."""
+    """A gateway, as it is started, reloaded and stopped (`app.Gateway`)."""
 
     settings: ServeSettings
 

@@ -13,7 +13,7 @@ SLICE_SECONDS = 0.001
 
 
 class TimeSlice:
-    """How long the event loop is held by one piece of work before others get a turn."""
+    """The time for which one piece of work may hold the event loop before others get a turn."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.end = 0.0  # by the clock
@@ -21,7 +21,7 @@ class TimeSlice:
 
     @property
     def is_over(self) -> bool:
-        """Whether others should get a turn now."""
+        """True if others should get a turn now."""
         return self._clock() >= self.end
 
     def begin(self) -> None:
@@ -70,7 +70,7 @@ class Nap:
             self._over = self._timer = None
 
     def wake_at(self, when: float) -> None:
-        """Let who sleeps wake then."""
+        """Let tasks that sleep wake then."""
         if self._timer is not None and self._over is not None:
             self._timer.cancel()
             self._timer = asyncio.get_running_loop().call_at(when, _end, self._over)

@@ -1,5 +1,5 @@
-"""What people look at: records of requests and why they went as they did, what breaks caches,
-/v1/explain, and the page.
+"""The console: records of requests and why they went as they did, what breaks caches, /v1/explain,
+and the page.
 
 console       the extension that a gateway gets by the entry point `console`
 explain_path  POST /v1/explain

@@ -3,20 +3,54 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+import msgspec
+
+from inferway.doctor.facts import BreakersReport
+from inferway.doctor.rules import Level
+from inferway.doctor.traffic_rules import judge_breakers
 from inferway.extension import Core, Extension
 from inferway.http.extension_parts import Audience, ExtensionParts, Route
 from inferway.metrics import Family
 from inferway.model import Alarm
-from inferway_console.alarms import breaker_alarms, file_alarms
 from inferway_console.explain_path import PATH as EXPLAIN
 from inferway_console.explain_path import ExplainPath
 from inferway_console.page.live import LiveHub
 from inferway_console.page.pictures import Pictures
 from inferway_console.page.routes import PageRoutes
+from inferway_console.records.breakers import CacheBreakers
 from inferway_console.records.records import Records
 from inferway_console.records.routes import RecordPages
+from inferway_console.records.writer import RecordWriter
+
+# Of a model's prompt tokens. A twentieth is more than most policies differ by, and worth a change
+# of a prompt; what costs less stands in the list of cache breakers all the same.
+LEAST_SHARE = 0.05
+# A cause that was mended is in the sums still; if it has not come for so long, it is over.
+RECENT_SECONDS = 3600.0
+_MOST_BREAKERS = 32  # that are looked through
+
+
+def breaker_alarms(found: CacheBreakers, now: float) -> Iterator[Alarm]:
+    """Yield an alarm for each cache breaker that is worth one. `now` is by the director's clock."""
+    report = msgspec.convert(found.told(now, _MOST_BREAKERS), BreakersReport)
+    breakers = [
+        each
+        for each in report.breakers
+        if each.share >= LEAST_SHARE and each.last_seconds_ago <= RECENT_SECONDS
+    ]
+    for each in judge_breakers("gateway", msgspec.structs.replace(report, breakers=breakers)):
+        if each.level is not Level.OK:
+            yield Alarm(each.level, "traffic", each.evidence, each.cure)
+
+
+def file_alarms(writer: RecordWriter | None) -> Iterator[Alarm]:
+    """Yield an alarm if requests were to be recorded in files, and are no longer."""
+    if writer is not None and writer.failed:
+        evidence = f"requests are no longer recorded in {writer.directory}: {writer.failed}"
+        cure = "fix that, as by making room there, and restart the gateway"
+        yield Alarm("warn", "record", evidence, cure)
 
 
 def console(core: Core) -> Sequence[Extension]:
@@ -26,7 +60,7 @@ def console(core: Core) -> Sequence[Extension]:
 
 
 class Console(Extension):
-    """What admins and browsers see of the records."""
+    """An extension that shows the records to admins and browsers."""
 
     name = "console"
 

@@ -1,4 +1,4 @@
-"""What users of llm-d and of the Gateway API know, for Inferway.
+"""Compatibility with llm-d and the Gateway API.
 
 ext_proc    the endpoint picker behind Envoy (extra `epp`)
 scheduling  llm-d's plugin types, beside those of core

@@ -56,7 +56,7 @@ _NO_USE = {
     "emit-endpoint-scores": "/metrics and docs/scheduling.md say why",
 }
 
-# Those that say a key in words of their own.
+# Flags that say a key in words of their own.
 _OWN_WORDS = (
     *("metrics_port", "metrics_cert_dir", "config_file", "config_text"),
     *("refresh_metrics_interval", "drain_timeout"),
@@ -219,7 +219,7 @@ _CONFORMANCE = ("header-based-testing-filter", "destination-endpoint-served-veri
 
 
 def _scheduling(said: dict[str, Any]) -> tuple[str | dict[str, object], bool] | None:
-    """How endpoints are chosen, and whether it is for conformance tests. Raises ConfigError."""
+    """Return a scheduling, and whether it is for conformance tests. Raises ConfigError."""
     if "config_file" in said:
         fields = read_yaml(Path(said["config_file"]))
     elif "config_text" in said:

@@ -1,4 +1,4 @@
-"""What a Serve replica tells of its engine -> the engine's settings.
+"""A Serve replica's announcement of its engine -> the engine's settings.
 
     record_replica_metadata() -> {"engine": "http://10.0.0.5:8000"}        once, of any deployment
     record_routing_stats()    -> {"kv_event_metadata": {"endpoint": …}}    Ray's LLM deployments
@@ -25,7 +25,7 @@ KV_EVENTS = "kv_event_metadata"
 
 
 class KvEvents(msgspec.Struct, frozen=True):
-    """Where a replica's engine publishes its KV events, as Ray's LLM deployments announce it."""
+    """The KV events of a replica's engine, as Ray's LLM deployments announce them."""
 
     endpoint: str
     block_size: Annotated[int, msgspec.Meta(gt=0)]

@@ -63,7 +63,7 @@ def asked_of(
     ids = kwargs.get(TOKEN_IDS)
     if isinstance(ids, list) and ids:
         kept = {name: fields[name] for name in _KEPT if fields.get(name) is not None}
-        # As one that does not stream: nobody sees its first token pass by here.
+        # As one that does not stream: its first token does not pass by here.
         return _request(COMPLETION, {**kept, "prompt": ids})
     path = _path(fields, method)
     if path is None:

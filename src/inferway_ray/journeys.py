@@ -39,7 +39,7 @@ from inferway_ray.stand_in import NumRequests, StandIns
 
 log = logging.getLogger("inferway_ray")
 
-# So long a chosen replica counts as having the request, if nobody says that it has taken it.
+# So long a chosen replica counts as having the request, without word that it has taken it.
 UNROUTED_SECONDS = 5.0
 
 
@@ -64,7 +64,7 @@ class Choice:
 
     @property
     def headers(self) -> Headers:
-        """What the engine of the booked replica needs beside the client's headers: its key, and
+        """The headers that the engine of the booked replica needs beside the client's: its key, and
         the data-parallel rank that was chosen."""
         return self.targets[self.at].endpoint.headers
 
@@ -90,17 +90,17 @@ class Journeys:
 
     @property
     def director(self) -> Director | None:
-        """What decides; None until the first engines are known."""
+        """The director of all calls; None until the first engines are known."""
         return self._director
 
     @property
     def indexer(self) -> Indexer | None:
-        """What knows the engines' caches; None until the first engines are known."""
+        """The indexer, which knows the engines' caches; None until the first engines are known."""
         return self._indexer
 
     @property
     def num_open(self) -> int:
-        """How many calls are under way."""
+        """The number of calls that are under way."""
         return sum([len(choices) for choices in self._open.values()])
 
     async def set_replicas(self, replicas: Sequence[AnnouncedReplica]) -> None:
@@ -167,7 +167,7 @@ class Journeys:
         choice.journey.attempt(target)
 
     def begun(self, choice: Choice, status: int = 200) -> None:
-        """The answer has begun; expected-ttft learns from when it did."""
+        """Note that the answer has begun; expected-ttft learns from when it did."""
         if choice.journey.closed:
             return
         choice.status = status

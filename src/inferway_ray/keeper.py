@@ -19,7 +19,7 @@ _ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
 def _end_with_parent() -> None:
-    """In the child, before it is the program."""
+    """Let the child end with its parent, before it is the program."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

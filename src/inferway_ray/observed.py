@@ -1,4 +1,4 @@
-"""Tells when the first piece of a replica's answer comes, to who reads it.
+"""Observers of when the first piece of a replica's answer comes.
 
 The answer is read in the caller's own thread and loop, past the router. Its object is given a class
 that is the one it had, and notes the first item on its way; whatever else Ray does with it stays as

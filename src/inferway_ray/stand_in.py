@@ -28,7 +28,7 @@ log = logging.getLogger("inferway_ray")
 
 
 class HeldModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What engines without HTTP serve: the same in all replicas of a deployment."""
+    """A model that engines without HTTP serve: the same in all replicas of a deployment."""
 
     id: str  # what requests name it
     root: str | None = None  # directory or hub id of its files; the id when absent

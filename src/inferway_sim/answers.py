@@ -20,13 +20,13 @@ class AnswerFormat(Protocol):
     """Writes one request's answer in one of OpenAI's formats."""
 
     def opening(self, turns: Sequence[PlannedReply]) -> list[Json]:
-        """Chunks that come before the first token's."""
+        """Return the chunks that come before the first token's."""
 
     def chunk(self, turn: PlannedReply, text: str, token: int, finish_reason: str | None) -> Json:
         """Return one token's chunk. With a finish reason it is the last one of its reply."""
 
     def usage_chunk(self, turns: Sequence[PlannedReply]) -> Json:
-        """The chunk at the end that `include_usage` asks for."""
+        """Return the chunk at the end that `include_usage` asks for."""
 
     def whole(self, turns: Sequence[PlannedReply], texts: Sequence[str]) -> Json:
         """Return the whole answer at once."""
@@ -169,7 +169,7 @@ class CompletionAnswer:
 
 
 def _head(prefix: str, model: str) -> Callable[[str], Json]:
-    """What every piece of one answer begins with; the argument is its `object`."""
+    """Return what every piece of one answer begins with; the argument is its `object`."""
     request_id, created = f"{prefix}-{uuid.uuid4().hex}", int(time.time())
     return lambda kind: {"id": request_id, "object": kind, "created": created, "model": model}
 

@@ -1,4 +1,4 @@
-"""What the memory of each KV block holds, whatever the engine believes: the tokens whose KV was
+"""The contents of each KV block's memory, whatever the engine believes: the tokens whose KV was
 written there last. The two differ where blocks came from another engine that had taken them for
 something else meanwhile, or that were never meant for this prompt."""
 

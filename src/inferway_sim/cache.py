@@ -230,7 +230,7 @@ class KvCache:
         return blocks
 
     def free(self, blocks: Sequence[Block]) -> None:
-        """Nobody uses these blocks any more, which were a request's, in the order of its tokens."""
+        """Free these blocks of an ended request, in the order of its tokens."""
         self._pool.release(blocks)
 
     def clear(self) -> bool:
@@ -287,6 +287,6 @@ class KvCache:
 
 
 def extra_keys(run: Run, start: int) -> tuple[HashExtra, ...] | None:
-    """What goes into the hash of the block at token `start` beside its tokens."""
+    """Return the values that are hashed beside the tokens of the block at token `start`."""
     lora = run.adapter.lora if run.adapter else None
     return hash_extras(lora, run.cache_salt if start == 0 else None)

@@ -1,4 +1,4 @@
-"""What a simulated engine is made of. Checked when made; nothing is read later."""
+"""Settings of a simulated engine. Checked when made; nothing is read later."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ class EventsConfig:
 
 @dataclass(frozen=True, slots=True)
 class TransferConfig:
-    """How an engine hands KV blocks to others and takes theirs. The defaults are vLLM's, but for
-    the times, which are 0."""
+    """The way in which an engine hands KV blocks to others and takes theirs. The defaults are
+    vLLM's, but for the times, which are 0."""
 
     connector: Connector = "nixl"
     # nixl: any engine does what a request asks of it; sglang: an engine does one of the two
@@ -113,7 +113,7 @@ class SimulatorConfig:
     structured: bool = False  # it seems to have our structured output
     latency: LatencyModel = field(default_factory=LatencyModel)
     events: EventsConfig = field(default_factory=EventsConfig)
-    kv_transfer: TransferConfig | None = None  # None: it hands blocks to nobody
+    kv_transfer: TransferConfig | None = None  # None: it hands no blocks over
     kv_groups: KvGroups | None = None  # None: vLLM 0.32, one group with full attention, no drafts
 
     def __post_init__(self) -> None:
@@ -153,8 +153,8 @@ class SimulatorConfig:
 
     @property
     def cache_config(self) -> dict[str, Any]:
-        """What of vLLM's `cache_config` a simulated engine has, as it is there. vLLM calls the
-        smallest of the groups' block sizes the cache's."""
+        """The part of vLLM's `cache_config` that a simulated engine has, as it is there. vLLM calls
+        the smallest of the groups' block sizes the cache's."""
         told: dict[str, Any] = {
             "block_size": self.block_size,
             "num_gpu_blocks": self.kv_cache_size,

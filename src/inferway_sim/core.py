@@ -20,7 +20,7 @@ Clock = Callable[[], float]  # seconds, never back
 
 
 class Disturbance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What troubles an engine's core, for drills: the body of POST /simulate."""
+    """A disturbance of an engine's core, for drills: the body of POST /simulate."""
 
     stalled: bool = False  # it computes nothing, while its API answers
     slower: Annotated[float, msgspec.Meta(ge=1)] = 1.0  # times as slow as it was configured
@@ -71,7 +71,7 @@ class EngineCore:
         self._latency = scheduler.latency  # as it was configured
 
     def disturb(self, disturbance: Disturbance) -> None:
-        """Be troubled like this from now on, whatever troubled it before."""
+        """Trouble the core like this from now on, whatever troubled it before."""
         (self._goes_on.clear if disturbance.stalled else self._goes_on.set)()
         self._scheduler.latency = self._latency.times(disturbance.slower)
 
@@ -80,7 +80,7 @@ class EngineCore:
         return self._clock()
 
     def wake(self) -> None:
-        """Something has changed that the scheduler did not do itself."""
+        """Wake the core after a change that the scheduler did not make itself."""
         self._changed.set()
 
     async def run(self) -> None:
@@ -155,7 +155,7 @@ class EngineCore:
 
     def _load(self, job: RunningRequest) -> None:
         if self.side_channel is None or job.transfer is None or job.transfer.fetch is None:
-            return  # nobody fetches what it waits for
+            return  # its blocks are not fetched
 
         def then(contents: Contents | None) -> None:
             self._scheduler.loaded(job, contents, self._clock())

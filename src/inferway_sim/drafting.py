@@ -1,4 +1,4 @@
-"""How many drafted tokens an engine accepts, and what it counts of them."""
+"""Drafted tokens: how many of them an engine accepts, and what it counts of them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Drafter:
         return sum(self.accepted_by_position)
 
     def accept(self, most: int) -> int:
-        """A step verifies a draft: return how many of its tokens are accepted, at most `most`."""
+        """Verify a draft: return how many of its tokens are accepted, at most `most`."""
         self.num_drafts += 1
         self._due += self._share
         accepted = min(int(self._due), most, self.num_tokens)

@@ -1,5 +1,5 @@
-"""What vLLM 0.32 answers at /v1/embeddings (entrypoints/pooling/embed): vectors without meaning,
-the same for the same tokens. A pooling model's cache is not simulated."""
+"""Embeddings as vLLM 0.32 answers at /v1/embeddings (entrypoints/pooling/embed): vectors without
+meaning, the same for the same tokens. A pooling model's cache is not simulated."""
 
 from __future__ import annotations
 

@@ -87,12 +87,12 @@ class SimulatedEngine:
 
     @property
     def replay_endpoint(self) -> str | None:
-        """The same for replay requests."""
+        """The endpoint that replay requests on this machine are sent to, or None."""
         source = self._event_source
         return None if source is None else self._local(source.replay_endpoint)
 
     def cached_blocks(self) -> set[int]:
-        """The hashes, as events carry them, of all blocks that a prompt could reuse now."""
+        """Return the hashes, as events carry them, of all blocks that a prompt could reuse now."""
         return {wire_hash(block_hash) for block_hash in self._cache.cached()}
 
     @property

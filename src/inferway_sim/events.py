@@ -23,7 +23,7 @@ SPEC_KIND = "full_attention"
 
 @dataclass(frozen=True, slots=True)
 class CacheStored:
-    """These blocks, a chain hanging on `parent`, can be reused from now on."""
+    """Blocks, a chain hanging on `parent`, that can be reused from now on."""
 
     hashes: tuple[bytes, ...]
     parent: bytes | None
@@ -98,7 +98,7 @@ WireEvent = BlockStored | BlockRemoved | AllBlocksCleared
 def encode_batch(
     events: Iterable[Event], *, timestamp: float, rank: int, format: EventFormat
 ) -> bytes:
-    """The payload of one message: `[timestamp, events, rank]` in msgpack."""
+    """Return the payload of one message: `[timestamp, events, rank]` in msgpack."""
     wire: list[object] = [_to_wire(event) for event in events]
     if format == "array":
         wire = [_flat(event) for event in wire]

@@ -37,7 +37,7 @@ class CoreDiedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Bootstrap:
-    """Where the two legs of one of SGLang's requests meet."""
+    """The place where the two legs of one of SGLang's requests meet."""
 
     host: str | None = None
     port: int | None = None
@@ -62,7 +62,7 @@ class Transfer:
     keep_as: str = ""  # its blocks are kept under this key when it has ended
     request_id: str = ""
     fetch: Fetch | None = None  # its prompt's blocks are fetched first
-    is_parked: bool = False  # it waits for blocks that nobody fetches
+    is_parked: bool = False  # it waits for blocks that are not fetched
     is_fatal: bool = False  # its turn is the engine's end
     num_cached_tokens: int | None = None  # what the engine that computed the prompt had of it
     reference: Json | None = None  # what its answer carries
@@ -104,7 +104,7 @@ class Connector:
 
     @property
     def next_expiry(self) -> float:
-        """When the next lease ends; infinite without one."""
+        """The time when the next lease ends; infinite without one."""
         return min((lease.expires for lease in self.leases.values()), default=inf)
 
     def begin(self, contents: Sequence[Sequence[int]] | None) -> float:
@@ -136,7 +136,7 @@ class Connector:
         return transfer
 
     def is_to_fetch(self, transfer: Transfer | None) -> bool:
-        """Whether a request waits for its blocks' content before it can be computed. Raises
+        """Return whether a request waits for its blocks' content before it can be computed. Raises
         CoreDiedError if that is the end."""
         if transfer is None or transfer.is_dropped:
             return False
@@ -155,7 +155,7 @@ class Connector:
         self.on_keep(transfer.keep_as)
 
     def extend(self, keys: Sequence[str], now: float) -> None:
-        """The engine that is to fetch these blocks still waits for its turn."""
+        """Extend the leases of blocks whose engine still waits for its turn to fetch them."""
         for key in keys:
             if key in self.leases:
                 lease = self.leases[key]
@@ -174,7 +174,7 @@ class Connector:
         self.expire(inf)
 
     def expire(self, now: float) -> None:
-        """Free what nobody has fetched in time."""
+        """Free blocks that were not fetched in time."""
         for key in [key for key, lease in self.leases.items() if lease.expires <= now]:
             self.cache.free(self.leases.pop(key).blocks)
             self.num_expired += 1

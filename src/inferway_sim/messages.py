@@ -35,7 +35,7 @@ class MessagesAnswer:
         self._index = 0  # of this block, or of the next one
 
     def opening(self, turn: PlannedReply) -> bytes:
-        """What comes with the first token; what is cached is told at the end."""
+        """Return the events that come with the first token; what is cached is told at the end."""
         if self._marks is not None and self._marks.is_open(turn.prompt_ids.tolist()):
             self._kind = "thinking"
         usage = {"input_tokens": len(turn.prompt_ids), "output_tokens": 0}
@@ -44,7 +44,7 @@ class MessagesAnswer:
         return _event("message_start", message=message)
 
     def delta(self, token: int, text: str) -> Iterator[bytes]:
-        """What comes with a token, which completes `text`."""
+        """Yield the events that come with a token, which completes `text`."""
         if self._marks is not None and token in (self._marks.start, self._marks.end):
             self._kind = "thinking" if token == self._marks.start else "text"
         if not text:
@@ -83,7 +83,7 @@ class MessagesAnswer:
         }
 
     def failure(self, error: InferwayError) -> bytes:
-        """What ends a stream that began and cannot go on."""
+        """Return the event that ends a stream that began and cannot go on."""
         return _event("error", error={"type": "internal_error", "message": str(error)})
 
     def _message(self, content: list[Json]) -> Json:
@@ -97,7 +97,7 @@ class MessagesAnswer:
 
 
 def token_count(num_tokens: int) -> Json:
-    """The answer of `/v1/messages/count_tokens`."""
+    """Return the answer of `/v1/messages/count_tokens`."""
     return {
         "input_tokens": num_tokens,
         "context_management": {"original_input_tokens": num_tokens},
@@ -105,12 +105,12 @@ def token_count(num_tokens: int) -> Json:
 
 
 def message_error(error: InferwayError, kind: str) -> Json:
-    """An error of a body that could be read, as Anthropic's clients read it."""
+    """Return an error of a body that could be read, as Anthropic's clients read it."""
     return {"type": "error", "error": {"type": kind, "message": str(error)}}
 
 
 def _ending(turn: PlannedReply) -> Json:
-    """Why the message ends."""
+    """Return why the message ends."""
     if turn.stop_reason is not None:
         return {"stop_reason": "stop_sequence", "stop_sequence": turn.stop_reason}
     return {"stop_reason": _STOP_REASONS[turn.finish_reason], "stop_sequence": None}

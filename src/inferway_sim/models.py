@@ -45,7 +45,7 @@ class AdapterNames:
         return adapter.lora.name if adapter else self._config.names[0]
 
     def listing(self) -> dict[str, Any]:
-        """`GET /v1/models`, as vLLM answers it."""
+        """Return the answer of `GET /v1/models`, as vLLM gives it."""
         return {"object": "list", "data": [self._card(name) for name in self._adapters]}
 
     def _card(self, name: str) -> dict[str, Any]:

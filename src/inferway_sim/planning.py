@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -19,8 +19,38 @@ from inferway_sim.kv_transfer import Bootstrap, Connector, Transfer
 from inferway_sim.models import AdapterNames
 from inferway_sim.replies import Reply, SimRequest, spoken_text
 from inferway_sim.scheduler import RunningRequest
-from inferway_sim.stopping import stopped
 from inferway_sim.text import Detokenizer, TextModel
+
+
+def stopped(
+    pieces: Iterable[str], stops: Sequence[str], *, are_sent: bool
+) -> tuple[list[str], str | None]:
+    """Return the text that is sent with each token of a reply, up to the one that completes a stop
+    string, and that string; None if none comes. As with vLLM (vllm/v1/engine/detokenizer.py), not
+    so much is sent that the start of a stop string might be in it. `pieces`: the text that each
+    token completes; `are_sent`: stop strings are part of the answer."""
+    lag = 0 if are_sent else max(map(len, stops)) - 1
+    text, sent, sends = "", 0, [""]
+    for piece in pieces:
+        text += piece
+        found = _found(text, len(piece), stops)
+        if found is not None:
+            stop, end = found
+            sends.append(text[sent : end if are_sent else end - len(stop)])
+            return sends[1:], stop
+        before, sent = sent, max(sent, len(text) - lag)
+        sends.append(text[before:sent])
+    sends[-1] += text[sent:]
+    return sends[1:], None
+
+
+def _found(text: str, num_new: int, stops: Sequence[str]) -> tuple[str, int] | None:
+    """Return the first of the stop strings that the last characters complete, and where it ends."""
+    for stop in stops if num_new else ():
+        at = text.find(stop, max(0, len(text) - num_new - len(stop) + 1))
+        if at >= 0:
+            return stop, at + len(stop)
+    return None
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
@@ -61,7 +91,7 @@ class Options(_Bootstrap, frozen=True):
 
     @property
     def report_all(self) -> bool:
-        """Whether reused blocks are to be reported as stored."""
+        """True if reused blocks are to be reported as stored."""
         return (self.vllm_xargs or {}).get("kv_cache_report_mode") == "full"
 
 
@@ -250,7 +280,7 @@ class Planner:
         return self._model.encode(reply) if isinstance(reply, str) else [*reply]
 
     def _cut(self, words: list[int], limit: int, *, ignore_eos: bool) -> tuple[Sequence[int], str]:
-        """At most `limit` tokens, and why they end."""
+        """Return at most `limit` tokens, and why they end."""
         if ignore_eos:
             words = words or [self._model.eos_token_id]
             times = -(-limit // len(words))
@@ -274,7 +304,7 @@ class Planner:
 
 
 def _max_tokens(body: PromptBody) -> int | None:
-    """What the client allows; None: as much as fits."""
+    """Return the tokens that the client allows; None: as much as fits."""
     limit = body.default_answer_limit if body.answer_limit is None else body.answer_limit
     name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     if limit is not None and limit < 1:

@@ -46,12 +46,12 @@ class BlockPool:
         return len(self._free)
 
     def find(self, block_hash: bytes) -> Block | None:
-        """The oldest copy of that block, if there is one."""
+        """Find the oldest copy of that block, if there is one."""
         copies = self._by_hash.get(block_hash)
         return next(iter(copies.values())) if copies else None
 
     def cached(self) -> dict[bytes, int]:
-        """hash -> number of copies: all that could be reused now."""
+        """Return the number of copies of each hash: all that could be reused now."""
         return {block_hash: len(copies) for block_hash, copies in self._by_hash.items()}
 
     def take(self, num_blocks: int) -> list[Block]:

@@ -102,8 +102,8 @@ class EventPublisher:
         await self._terminate()
 
     async def _terminate(self) -> None:
-        """In a thread, because libzmq waits for what lingers. On an overloaded machine it has been
-        seen not to return at all, twice; nobody waits longer than _TERMINATE_SECONDS for it."""
+        """End the context in a thread: libzmq waits for what lingers. On an overloaded machine, it
+        did not return at all, twice; nobody waits longer than _TERMINATE_SECONDS for it."""
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
 
         def terminate() -> None:

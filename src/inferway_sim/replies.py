@@ -1,5 +1,5 @@
-"""What a simulated engine answers: what it was told, sentences from a small bank, or a text that it
-goes on with where the prompt has come to, as a model does."""
+"""The answers of a simulated engine: what it was told, sentences from a small bank, or a text that
+it goes on with where the prompt has come to, as a model does."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class SimRequest:
 
     @property
     def text(self) -> str:
-        """The last user message, or the prompt; token ids are decoded only for who looks."""
+        """The last user message, or the prompt; token ids are decoded only when they are read."""
         return self.read_text()
 
 
@@ -110,7 +110,7 @@ def _rest(words: Sequence[int], ids: Sequence[int]) -> Sequence[int]:
 
 
 def spoken_text(body: PromptBody, index: int) -> str | None:
-    """The last user message of a chat, the `index`-th prompt of a completion; None for a
+    """Return the last user message of a chat, the `index`-th prompt of a completion; None for a
     prompt of token ids."""
     if body.turns is not None:
         messages = [m for m in body.turns if m["role"] == "user"] or body.turns

@@ -1,4 +1,4 @@
-"""Which request runs when: continuous batching without I/O. Time is an argument, in seconds.
+"""A scheduler of requests: continuous batching without I/O. Time is an argument, in seconds.
 
 A step, as vLLM's (v1/core/sched/scheduler.py), has two halves: first the tokens that are due come
 out, requests that end give their blocks back, and the events so far are taken; then the requests
@@ -56,7 +56,7 @@ class RunningRequest:
 
     @property
     def num_missing_blocks(self) -> int:
-        """How many of its blocks wait for their content."""
+        """The number of its blocks that wait for their content."""
         return len(self.run.blocks) - self.run.num_reused
 
 
@@ -176,8 +176,8 @@ class Scheduler:
             self.cache.finish(job.run, last.token)
 
     def _end_transfers(self, transfer: Connector, now: float) -> list[RunningRequest]:
-        """What came, or is over: requests whose blocks are here are the next to run. Returns those
-        whose blocks could not be had."""
+        """End transfers that came, or are over: requests whose blocks are here are the next to run.
+        Returns those whose blocks could not be had."""
         transfer.expire(now)
         failed = []
         for job in [job for job in self.loading if job.due <= now]:
@@ -199,7 +199,7 @@ class Scheduler:
         return failed
 
     def _drop_fetch(self, job: RunningRequest) -> None:
-        """What was to be fetched has been, or is not wanted any more: the other engine is told."""
+        """Drop a fetch that is done, or is not wanted any more: the other engine is told."""
         if self.transfer is not None and job.transfer is not None:
             self.transfer.drop(job.transfer)
 
@@ -274,7 +274,7 @@ class Scheduler:
         return num_cached
 
     def _retell(self, job: RunningRequest, transfer: Connector) -> None:
-        """What it says follows from what its blocks hold."""
+        """Let the request say what follows from the content of its blocks."""
         if job.retell is None or job.was_admitted:
             return
         held = transfer.cache.held_tokens(job.run)
@@ -282,7 +282,7 @@ class Scheduler:
             job.retell(held)
 
     def _when_computed(self, run: Run, now: float) -> float:
-        """When the last block that `run` reuses is there: another may be computing it."""
+        """Return when the last block that `run` reuses is there: another may be computing it."""
         reused = set(run.blocks[: run.num_reused])
         return max(
             (

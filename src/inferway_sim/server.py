@@ -54,7 +54,7 @@ _DISTURBANCE = msgspec.json.Decoder(Disturbance)
 
 
 class Server:
-    """The routes. Holds nothing of its own; the engine's parts are given."""
+    """The routes of an engine. Holds nothing of its own; the engine's parts are given."""
 
     def __init__(
         self,
@@ -234,11 +234,11 @@ class Server:
         )
 
     async def server_info(self, request: web.Request) -> web.Response:
-        """The engine's configuration, as vLLM tells it in its development mode."""
+        """Return the engine's configuration, as vLLM tells it in its development mode."""
         return _json(self._info(as_json=request.query.get("config_format") == "json"))
 
     async def version(self, _: web.Request) -> web.Response:
-        """The vLLM that is simulated, in the form of vLLM's own builds."""
+        """Return the version of vLLM that is simulated, in the form of vLLM's own builds."""
         return _json({"version": f"{self._info.version}+inferway.{__version__}"})
 
     async def _generate(
@@ -417,7 +417,7 @@ def _json(value: Any, status: int = 200) -> web.Response:
 async def _answer_errors(
     request: web.Request, handler: Callable[[web.Request], Any]
 ) -> web.StreamResponse:
-    """What is raised on purpose -> vLLM's error object; its `code` is the status."""
+    """Answer what is raised on purpose with vLLM's error object; its `code` is the status."""
     try:
         response: web.StreamResponse = await handler(request)
     except RequestError as e:

@@ -1,5 +1,5 @@
-"""How simulated engines reach each other: a port of its own for each, where others read blocks and
-say what they have read. It stands for NIXL's handshake, reads and notifications, for Mooncake's
+"""The side channel between simulated engines: a port of its own for each, where others read blocks
+and say what they have read. It stands for NIXL's handshake, reads and notifications, for Mooncake's
 bootstrap server (`GET /query`) and for SGLang's.
 """
 
@@ -24,7 +24,7 @@ _HEARTBEATS_A_LEASE = 6
 
 
 class BlockRequest(msgspec.Struct):
-    """What a decode engine asks for."""
+    """The request of a decode engine for blocks."""
 
     compatibility: str  # of the two engines' caches: they must say the same
     engine_id: str | None
@@ -48,14 +48,14 @@ class SideChannel:
         self._compatibility = compatibility
         self._wake = wake
         self._clock = clock
-        self._kept: dict[str, asyncio.Event] = {}  # who waits for a prefill leg
+        self._kept: dict[str, asyncio.Event] = {}  # by key: a prefill leg is awaited
         self._beating: dict[int, Fetch] = {}  # whose turn has not come
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: AppServer | None = None
         self._client: aiohttp.ClientSession | None = None
 
     async def start(self) -> None:
-        """Listen. Raises ConfigError naming a port that cannot be had."""
+        """Listen at its port. Raises ConfigError naming a port that cannot be had."""
         transfer = self._transfer
         app = web.Application()
         app.add_routes(
@@ -124,7 +124,7 @@ class SideChannel:
             return msgspec.json.decode(await answer.read(), type=list[list[int]])
 
     async def _blocks(self, request: web.Request) -> web.Response:
-        """What blocks hold now, whoever they are kept for."""
+        """Answer what blocks hold now, whoever they are kept for."""
         asked = msgspec.json.decode(await request.read(), type=BlockRequest)
         if (
             asked.compatibility != self._compatibility

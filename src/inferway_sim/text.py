@@ -23,10 +23,10 @@ class TextModel(Protocol):
         for what is not simulated."""
 
     def encode(self, text: str) -> list[int]:
-        """The ids of `text` as it stands, nothing put around it."""
+        """Return the ids of `text` as it stands, nothing put around it."""
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of `ids`, special tokens left out."""
+        """Return the text of `ids`, special tokens left out."""
 
     @property
     def eos_token_id(self) -> int:
@@ -47,7 +47,7 @@ class Detokenizer:
         self._told = 0  # ids whose text has been handed out
 
     def add(self, token: int, *, is_last: bool = False) -> str:
-        """The text that `token` completes; empty while a character is open."""
+        """Return the text that `token` completes; empty while a character is open."""
         self._ids.append(token)
         before = self._model.decode(self._ids[self._start : self._told])
         after = self._model.decode(self._ids[self._start :])

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from inferway_structured.single_flight import SingleFlight
+from inferway_structured.verdicts import SingleFlight
 
 
 async def test_a_value_is_worked_out_once_and_the_last_asked_for_are_kept() -> None:

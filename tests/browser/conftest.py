@@ -17,8 +17,8 @@ from aiohttp import web
 from tests.integration.conftest import renderer as renderer  # a fixture
 from tests.integration.conftest import start_fleet as start_fleet  # a fixture, too
 
-from inferway_console.page.files import INDEX, static_files
-from inferway_console.page.rows import PageRow
+from inferway_console.page.pictures import PageRow
+from inferway_console.page.routes import INDEX, static_files
 from inferway_console.records.record import CandidateRecord, Miss, RequestRecord
 
 

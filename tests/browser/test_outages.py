@@ -15,7 +15,7 @@ from inferway.telemetry.alarms import fleet_alarms
 from inferway.telemetry.engine_rows import OutageRow
 from inferway.telemetry.engine_speeds import Late, Slow, Speed
 from inferway_console.page.engine_times import Times
-from inferway_console.page.rows import PageRow
+from inferway_console.page.pictures import PageRow
 
 pytestmark = [pytest.mark.browser]
 

@@ -15,7 +15,7 @@ from tests.integration.conftest import StartFleet
 from tests.integration.recorders import Front, Recorder, in_front_of
 
 from inferway.routing.limits.callers import hash_of, new_key
-from inferway_console.page.files import static_files
+from inferway_console.page.routes import static_files
 
 HTML = {"accept": "text/html,*/*"}
 PAGE = {"x_inferway_page": "1"}

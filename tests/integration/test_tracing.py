@@ -24,7 +24,7 @@ from tests.llmd.ext_proc.pods import rqb, rqh, rsb, rsh
 from inferway.app import Gateway
 from inferway.config import EngineSettings, PickerSettings, ServeSettings
 from inferway.errors import ConfigError
-from inferway.http.traced import traced
+from inferway.http.server import traced
 from inferway.telemetry.tracing import Tracing, otlp
 from inferway_llmd.ext_proc.messages import METHOD, SERVICE, ProcessingRequest
 from inferway_llmd.extension import picker_of

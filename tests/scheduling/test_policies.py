@@ -13,8 +13,7 @@ from inferway.scheduling.expected_ttft.plugin import ExpectedTtft
 from inferway.scheduling.load import CONFIGURATIONS, POLICIES, scheduling_of
 from inferway.scheduling.profile import Weighted
 from inferway.scheduling.scheduling import Scheduling
-from inferway.scheduling.scorers.load import RecentWork, RelativeLoad
-from inferway.scheduling.scorers.prefix_match import PrefixMatch
+from inferway.scheduling.scorers import PrefixMatch, RecentWork, RelativeLoad
 
 
 def by(policy: Policy | None, *, scoring: bool = True) -> Scheduling:

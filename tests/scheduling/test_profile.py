@@ -18,8 +18,7 @@ from inferway.scheduling.idle import idle
 from inferway.scheduling.pickers import MaxScore
 from inferway.scheduling.plugin import ProfileHandler
 from inferway.scheduling.profile import Profile, Weighted
-from inferway.scheduling.scorers.load import RecentWork, RelativeLoad
-from inferway.scheduling.scorers.prefix_match import PrefixMatch
+from inferway.scheduling.scorers import PrefixMatch, RecentWork, RelativeLoad
 
 
 def table(

@@ -17,7 +17,7 @@ from inferway.scheduling.plugin import (
     RequestOutcome,
 )
 from inferway.scheduling.profile import Profile, Weighted
-from inferway.scheduling.scorers.load import Queue
+from inferway.scheduling.scorers import Queue
 from inferway.scheduling.third_party import guarded
 
 

@@ -9,7 +9,7 @@ import pytest
 from tests.sim.test_server import CHAT, COMPLETIONS, chat, posting, serving, stream
 
 from inferway_sim.engine import SimulatedEngine
-from inferway_sim.stopping import stopped
+from inferway_sim.planning import stopped
 
 PIECES = ["one ", "two", " th", "ree", " four"]
 

@@ -30,7 +30,7 @@ ACCESS = (
 
 
 def words(about: str = "") -> Decorator:
-    """The arguments of a command: [URL], and what the help calls `about`."""
+    """Return the arguments of a command: [URL], and what the help calls `about`."""
     return click.argument("words", nargs=-1, metavar=f"[URL] {about}".rstrip())
 
 

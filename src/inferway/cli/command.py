@@ -99,7 +99,7 @@ class ServerCommand(Command):
 
 
 def warnings_of(ctx: click.Context) -> Iterator[str]:
-    """Variables with our prefix that no command reads."""
+    """Yield the variables with our prefix that no command reads."""
     from inferway.cli.main import variables  # it imports commands, and so this module
 
     if ctx.command.params and all(
@@ -113,7 +113,7 @@ def warnings_of(ctx: click.Context) -> Iterator[str]:
 
 
 def _mentioned(ctx: click.Context) -> Iterator[str]:
-    """What the command was given, and the text of its file of settings."""
+    """Yield the values that the command was given, and the text of its file of settings."""
     for value in ctx.params.values():
         yield str(value)
     file = ctx.params.get("config")

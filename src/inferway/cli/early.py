@@ -1,4 +1,4 @@
-"""What holds before a command's flags have been read. Imports next to nothing."""
+"""Settings that hold before a command's flags have been read. Imports next to nothing."""
 
 from __future__ import annotations
 

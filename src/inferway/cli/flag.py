@@ -131,7 +131,7 @@ class Whole(click.IntRange):
         return number
 
     def _describe_range(self) -> str:
-        """As the help shows it: without bounds not at all."""
+        """Return the range as the help shows it: nothing without bounds."""
         return "" if self.min is None and self.max is None else super()._describe_range()
 
 

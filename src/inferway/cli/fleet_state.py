@@ -1,4 +1,4 @@
-"""What a running gateway says of its fleet: /ready, /admin/engines and /metrics, put together."""
+"""The state of a running gateway's fleet: /ready, /admin/engines and /metrics, put together."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class CannotAskError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class TransferState:
-    """How an engine hands KV blocks to others."""
+    """The way in which an engine hands KV blocks to others."""
 
     connector: str
     role: str  # prefill, decode, both, none
@@ -294,7 +294,7 @@ def _model(name: str, told: Any, samples: Samples) -> ModelState:
 
 
 def _values(samples: Samples, name: str, **labels: str) -> Iterable[float]:
-    """Of all samples that have these labels, whatever others they have."""
+    """Return the values of all samples that have these labels, whatever others they have."""
     wanted = set(labels.items())
     return [value for (each, has), value in samples.items() if each == name and wanted <= has]
 

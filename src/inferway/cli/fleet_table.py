@@ -75,7 +75,7 @@ def fleet_table(state: FleetState, width: int, rate: Rates | None = None) -> Ren
 
 
 def _listed(engines: list[EngineState]) -> list[EngineState]:
-    """Those that have a line: all, unless many are down."""
+    """Return the engines that have a line: all, unless many are down."""
     down = sum(engine.state == "down" for engine in engines)
     return [each for each in engines if down <= _MOST_DOWN or each.state != "down"]
 
@@ -144,7 +144,7 @@ def _engines(engines: list[EngineState], width: int, rate: Rates | None) -> Tabl
 
 
 def _transfers(engines: list[EngineState], width: int) -> Table:
-    """Who computes prompts for whom."""
+    """Return the table of engines that compute prompts for others."""
     heads = ["engine", "role", "connector", "lease", "hands blocks to"]
     rows = []
     for engine in engines:

@@ -54,7 +54,7 @@ class LazyGroup(click.Group):
         return {**others, **self.table}
 
     def _summary(self, command: EntryPoint) -> str:
-        """Its own line, or that of its distribution."""
+        """Return the command's own line, or that of its distribution."""
         if command.name in self._elsewhere:
             return self._elsewhere[command.name][1]
         return "" if command.dist is None else str(command.dist.metadata["Summary"] or "")

@@ -1,4 +1,4 @@
-"""How commands log, as text or as JSON: to standard error, and the access log to its own place."""
+"""The log of commands, as text or as JSON, on standard error; the access log has its own place."""
 
 from __future__ import annotations
 

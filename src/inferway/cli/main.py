@@ -1,4 +1,4 @@
-"""`inferway COMMAND`. Each command lives in a module of its own and is imported when called."""
+"""The group of commands. Each command lives in a module of its own and is imported when called."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def main() -> None:
 
 
 def variables() -> set[str]:
-    """The environment variables of all commands' flags. It imports every command."""
+    """Return the environment variables of all commands' flags. It imports every command."""
     context = click.Context(main)
     found = set()
     for name in COMMANDS:

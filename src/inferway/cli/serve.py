@@ -1,4 +1,4 @@
-"""`inferway serve`."""
+"""The command `inferway serve`."""
 
 from __future__ import annotations
 

@@ -61,8 +61,8 @@ def overrides(
 
 
 def listed(urls: Sequence[str], engines: Sequence[str]) -> list[EngineSettings]:
-    """The engines that were given. Plain URLs win over --engine's variable in the environment.
-    Raises ConfigError."""
+    """Return the engines that were given. Plain URLs win over --engine's variable in the
+    environment. Raises ConfigError."""
     context = click.get_current_context(silent=True)
     source = context and context.get_parameter_source("engines")
     if urls and source is ParameterSource.ENVIRONMENT:
@@ -72,7 +72,7 @@ def listed(urls: Sequence[str], engines: Sequence[str]) -> list[EngineSettings]:
 
 
 def environment_of(context: click.Context) -> Mapping[str, str]:
-    """Keys that a variable of the environment has set -> the variable."""
+    """Return the keys that a variable of the environment has set, each with the variable."""
     found = {
         key_of(flag.name): str(flag.variable)
         for flag in context.command.params

@@ -55,7 +55,7 @@ class Order:
 
 
 def read_message(frames: Sequence[bytes]) -> Message:
-    """topic | 8-byte big-endian sequence | msgpack. Raises WireError for anything else."""
+    """Parse topic, big-endian sequence of 8 bytes, msgpack. Raises WireError for anything else."""
     if len(frames) != 3 or len(frames[1]) != 8:
         sizes = [len(frame) for frame in frames]
         raise WireError(f"frames of {sizes} bytes; expected topic, 8 bytes of sequence, msgpack")
@@ -68,7 +68,7 @@ def read_message(frames: Sequence[bytes]) -> Message:
 
 
 def as_text(message: Message) -> str:
-    """`#17 kv.chat.m engine="a:1" matched_blocks=3`, strings quoted, control characters escaped."""
+    """Return `#17 kv.chat.m engine="a:1" matched_blocks=3`, strings quoted, controls escaped."""
     content = message.content
     fields = content.items() if isinstance(content, dict) else [("content", content)]
     words = [f"{escaped(name)}={_short(value)}" for name, value in fields]
@@ -98,7 +98,7 @@ def as_json(line: Message | Notice) -> str:
 
 
 def follow(socket: zmq.Socket[bytes], prefix: str) -> Iterator[Message | Notice]:
-    """Messages whose topic begins with `prefix`, and notices, for as long as one reads."""
+    """Yield messages whose topic begins with `prefix`, and notices, for as long as one reads."""
     order = Order()
     while True:
         try:
@@ -114,7 +114,7 @@ def follow(socket: zmq.Socket[bytes], prefix: str) -> Iterator[Message | Notice]
 
 
 def open_subscriber(context: zmq.Context[zmq.Socket[bytes]], address: str) -> zmq.Socket[bytes]:
-    """A wildcard binds, for a publisher that connects; any other address connects."""
+    """Bind to a wildcard, for a publisher that connects; connect to any other address."""
     socket = context.socket(zmq.SUB)
     socket.subscribe(b"")
     socket.setsockopt(zmq.LINGER, 0)

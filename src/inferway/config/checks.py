@@ -1,4 +1,4 @@
-"""What no key's own type and bounds can say: keys that go together, and texts of a form."""
+"""Checks beyond a key's own type and bounds: keys that go together, and texts of a form."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _check_peers(peers: PeerSettings) -> None:
 
 
 def peers_port(peers: PeerSettings) -> int:
-    """Return the port where this gateway tells its peers; the settings are checked."""
+    """Return the port where this gateway publishes to its peers; the settings are checked."""
     return _peer_ports(peers)[0] if peers.port is None else peers.port
 
 
@@ -241,7 +241,7 @@ _ADDRESS = re.compile(r"[\w.-]+:\d+")  # HOST:PORT
 
 
 def _cure(text: str) -> str:
-    """What was probably meant by a text that is no URL."""
+    """Return what was probably meant by a text that is no URL."""
     if text.endswith((".yaml", ".yml")):
         return f"; a file of settings is given as --config {text}"
     return f"; did you mean http://{text}?" if _ADDRESS.fullmatch(text) else ""

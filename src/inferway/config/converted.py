@@ -1,4 +1,4 @@
-"""What a file says -> a struct, or what is wrong with it: place, value, what is allowed.
+"""Fields of a file -> a struct, or the fault: place, value, what is allowed.
 
 msgspec finds the fault and says where it is and what it wanted. It shows no value, calls the key of
 a map `...`, and does not name what else there is: that is looked up here, along the place it named.
@@ -28,7 +28,7 @@ _MAX_SHOWN = 80  # characters of a value
 
 
 def converted(fields: object, kind: type[_T], place: str, *, strict: bool = True) -> _T:
-    """`fields`, as YAML or JSON has them, as a `kind`. Raises ConfigError that begins with
+    """Return `fields`, as YAML or JSON has them, as a `kind`. Raises ConfigError that begins with
     `place`, and shows the value that is wrong, without the password of a URL."""
     try:
         return msgspec.convert(fields, kind, strict=strict)
@@ -60,7 +60,7 @@ def _fault(value: Any, kind: Any, said: str) -> str:
 
 
 def _alternative(kind: Any, value: object) -> Any:
-    """Of a union the one that such a value is meant to be; without its bounds."""
+    """Return the type of a union that such a value is meant to be, without its bounds."""
     kind = bare(kind)
     every = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
     kinds = [bare(each) for each in every]

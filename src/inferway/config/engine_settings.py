@@ -79,11 +79,11 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @property
     def all_labels(self) -> dict[str, str]:
-        """Its labels, with the one that `role` is short for."""
+        """The engine's labels, with the one that `role` is short for."""
         return self.labels if self.role is None else {**self.labels, ROLE: self.role}
 
     def authorization(self) -> tuple[tuple[bytes, bytes], ...]:
-        """The header that carries the engine's API key. Raises ConfigError if it is unset."""
+        """Return the header with the engine's API key. Raises ConfigError if it is unset."""
         key = secret_in(self.api_key_env, f"engine {self.label}: api_key_env")
         return ((b"authorization", b"Bearer " + key.encode()),) if key else ()
 
@@ -157,7 +157,7 @@ class DiscoverySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     @property
     def is_any(self) -> bool:
-        """Whether there is any source beside the list."""
+        """True if there is any source beside the list."""
         return bool(self.file is not None or self.dns or self.ray or self.kubernetes is not None)
 
     def why_none_answers(self, asked: Sequence[str] = ()) -> str:

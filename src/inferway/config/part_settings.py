@@ -176,7 +176,7 @@ class EjectionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 
 class RecordSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is kept of requests that have ended: in memory, and in files if there is a directory."""
+    """Records of requests that have ended: in memory, and in files if there is a directory."""
 
     requests: Annotated[int, msgspec.Meta(ge=0, le=1_000_000),
         "Records kept in memory, in 1 KiB each on average; `0`: nothing is noted."] = 10_000
@@ -231,7 +231,7 @@ class KvTransferSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
 
 class SloSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is promised of answers: goodput is counted by it, and engines are wanted for it."""
+    """The latencies promised of answers, by which goodput is counted and engines are wanted."""
 
     ttft_seconds: Annotated[Positive | None,
         "Seconds to the first token of a streamed answer."] = None
@@ -244,7 +244,7 @@ class SloSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def is_any(self) -> bool:
-        """Whether anything is promised."""
+        """True if a latency is promised."""
         return self.ttft_seconds is not None or self.itl_seconds is not None
 
 

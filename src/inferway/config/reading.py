@@ -18,7 +18,7 @@ _LABEL = "label."  # before a label's name
 
 
 def parse_engine(spec: str, place: str = "--engine") -> EngineSettings:
-    """`URL[,key=value…]` as --engine takes it. Raises ConfigError that begins with `place`."""
+    """Parse --engine's `URL[,key=value…]`. Raises ConfigError that begins with `place`."""
     url, *pairs = spec.split(",")
     labels: dict[str, str] = {}
     fields: dict[str, object] = {"url": url, "labels": labels}
@@ -37,7 +37,7 @@ def parse_engine(spec: str, place: str = "--engine") -> EngineSettings:
 
 
 def load_settings(path: Path | None, overrides: dict[str, object]) -> ServeSettings:
-    """The file's settings, and on top of them what the flags say. Checked as a whole."""
+    """Return the file's settings, and on top of them what the flags say. Checked as a whole."""
     flags = msgspec.to_builtins(overrides)
     settings = converted(flags, ServeSettings, "flags")
     if path is not None:

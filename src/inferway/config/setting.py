@@ -1,4 +1,4 @@
-"""What a field of the settings says of itself, beside its type and its default:
+"""Annotations of a settings field, beside its type and its default:
 
     queue: Annotated[WholeNumber, Flag("--queue N", LIMITS), "Let at most …", "See [the guide](…)."]
 
@@ -96,12 +96,12 @@ class Flag:
 
     @property
     def metavar(self) -> str:
-        """What the help shows for the value."""
+        """The placeholder that the help shows for the value."""
         return self.typed.partition(" ")[2]
 
     @property
     def is_opposite(self) -> bool:
-        """Whether the flag, when it is given, switches its setting off."""
+        """True if the flag, when it is given, switches its setting off."""
         return self.typed.startswith(("--no-", "--disable-"))
 
 

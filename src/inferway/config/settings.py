@@ -1,4 +1,4 @@
-"""What `inferway serve` can be told: every key with its type, its bounds, its default, its flag and
+"""The settings of `inferway serve`: every key with its type, its bounds, its default, its flag and
 its meaning. `python -m tests.generated` writes what follows from them: the tables of
 docs/configuration.md and the chart's schema.
 """
@@ -234,12 +234,12 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     # fmt: on
     def admin_key(self) -> str | None:
-        """The key that admin paths require, or None. Raises ConfigError if its environment variable
-        is unset."""
+        """Return the key that admin paths require, or None. Raises ConfigError if its environment
+        variable is unset."""
         return secret_in(self.admin_key_env, "admin_key_env")
 
     def salt_secret(self) -> str | None:
-        """The secret that tenants' salts are made with, or None. Raises ConfigError if its
+        """Return the secret that tenants' salts are made with, or None. Raises ConfigError if its
         environment variable is unset."""
         return secret_in(self.salt_per_tenant_env, "salt_per_tenant_env")
 
@@ -260,7 +260,7 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return shared
 
     def read_engine_tls(self) -> ssl.SSLContext | None:
-        """The same, without effect on anybody. Raises ConfigError."""
+        """Return the context as `engine_tls` does, without effect on others. Raises ConfigError."""
         files = (self.engine_ca, self.engine_cert)
         if not any(files) and not any(e.url.startswith("https:") for e in self.engines):
             return None

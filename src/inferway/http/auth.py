@@ -1,4 +1,5 @@
-"""Who is let in: by an API key, by the admin key, or everybody; and what their requests may take.
+"""Authentication: requests are let in by an API key, by the admin key, or without one; a key says
+what its requests may take.
 
 configured        a request without a key      an admin is
 nothing           is anybody's                 everybody
@@ -99,7 +100,7 @@ class Auth:
     admin_key: AdminKey | None = None
     callers: Callers | None = None
     is_local: bool = False  # the gateway listens on loopback alone
-    agents: NamesSession | None = None  # who reads which agent a request is of
+    agents: NamesSession | None = None  # reads which agent a request is of
     sessions: Sessions = field(default_factory=lambda: Sessions(time.monotonic))
     guesses: Guesses = field(default_factory=lambda: Guesses(time.monotonic))
     refused: int = 0  # for want of a key
@@ -108,12 +109,12 @@ class Auth:
 
     @property
     def is_guarded(self) -> bool:
-        """Whether all paths for requests want a key."""
+        """True if all paths for requests want a key."""
         return self.callers is not None
 
     @property
     def knows_admins(self) -> bool:
-        """Whether anybody can show to be one; else everybody counts as one."""
+        """True if a key can show that a client is an admin; else every client counts as one."""
         return self.admin_key is not None or self.callers is not None
 
     def caller(self, request: Request) -> ApiCaller:
@@ -140,15 +141,15 @@ class Auth:
         return caller.tenant if caller.name else named_tenant(request.headers)
 
     def share(self, tenant: str, request: Request) -> str:
-        """Return whose share of the engines a request of that tenant takes: if nobody has named
-        one, the agent's whose it is. No caches are kept apart by that."""
+        """Return the tenant whose share of the engines a request takes: where none was named, the
+        agent's. No caches are kept apart by that."""
         if tenant or self.agents is None:
             return tenant
         return tenant_name(self.agents.session(request.headers))
 
     @property
     def keys(self) -> tuple[object, object]:
-        """What admins are known by now: a session goes on as long as this is the same."""
+        """The keys that admins are known by now: a session goes on as long as they are the same."""
         return (self.admin_key, self.callers)
 
     def is_admins_key(self, key: str) -> bool:
@@ -162,7 +163,7 @@ class Auth:
             return False
 
     def is_in_session(self, request: Request) -> bool:
-        """Return whether an admin who has logged in asks, from the page itself."""
+        """Return whether an admin who has logged in has sent the request, from the page."""
         token = cookie_of(request)
         if token is None or not self.knows_admins or not self.sessions.is_open(token, self.keys):
             return False
@@ -188,7 +189,7 @@ class Auth:
         self._hear(request, is_right=True)
 
     def is_admin(self, request: Request) -> bool:
-        """Return whether an admin asks, on a path for everybody; a wrong key is counted."""
+        """Return whether an admin has sent the request, on an open path; a wrong key counts."""
         if not self.knows_admins or self.is_in_session(request):
             return True
         admins = self._is_admins(request)
@@ -284,8 +285,8 @@ def build_auth(
     on_outcome: Callable[[str, bool], None] | None = None,
     on_suspect: Callable[[str, str, bool], None] | None = None,
 ) -> Auth:
-    """Return who is let in, as the settings and the scheduling's flow control have it. `others`
-    keep limits together with this process; None: it is alone. `clock` counts seconds. `on_outcome`,
+    """Return what the settings and the scheduling's flow control ask for. `others` keep limits
+    together with this process; None: it is alone. `clock` counts seconds. `on_outcome`,
     `on_suspect`: other processes are told as OutlierDetection and RequestQuarantine tell."""
     retries = Retries(settings.retries)
     quarantine = RequestQuarantine(
@@ -343,7 +344,7 @@ def admins_are_local(settings: ServeSettings) -> bool:
 
 
 def check_no_web_page(request: Request, *, is_local: bool) -> None:
-    """Raises ForbiddenError. `is_local`: the gateway listens on loopback alone."""
+    """Raises ForbiddenError for another site's page. `is_local`: loopback alone is listened on."""
     fields = request.fields
     host, origin = fields.get(b"host", b""), fields.get(b"origin")
     if origin is not None and origin.partition(b"://")[2].lower() != host.lower():

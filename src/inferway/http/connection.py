@@ -101,7 +101,7 @@ class ClientConnection(SlicedProtocol):
 
     @property
     def source(self) -> BodySource | None:
-        """Who answers its request, if anybody does."""
+        """The source of its request's answer; None if no request is being answered."""
         return None if self._responder is None else self._responder.source
 
     # ---------------------------------------------------------------------- asyncio.Protocol
@@ -193,7 +193,7 @@ class ClientConnection(SlicedProtocol):
             self.transport.write(_CONTINUE)
 
     def _stop_reading(self) -> None:
-        """What still comes is thrown away."""
+        """Throw away whatever still comes."""
         self._lingering = True
         self.forget_unread()
 
@@ -335,8 +335,8 @@ class ClientConnection(SlicedProtocol):
 
     @property
     def has_gone(self) -> bool:
-        """Whether the client has closed, which nobody may have told us yet. A system call; on
-        macOS only a reset is seen."""
+        """True if the client has closed, also where the transport has not told us yet. A system
+        call; on macOS only a reset is seen."""
         if self.transport.is_closing():
             return True
         poll = select.poll()

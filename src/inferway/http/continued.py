@@ -78,7 +78,7 @@ class Continuer:
 
 
 def open_continuer(director: Director, auth: Auth, stack: AsyncExitStack) -> Continuer | None:
-    """Return who has other engines go on, until the stack is closed; None if nobody shall."""
+    """Return what has other engines go on, until the stack is closed; None if none shall."""
     continuing = director.continuing
     if continuing is None:
         return None

@@ -1,5 +1,5 @@
-"""For people and tools who look around: GET /, GET /version, and what is said of a path that does
-not exist."""
+"""Pages for people and tools who look around: GET /, GET /version, and the answer for a path that
+does not exist."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _BASE = "/v1"
 
 
 class PathsPage:
-    """GET /. `methods`: path -> its methods, of all that are answered."""
+    """The page at GET /. `methods`: path -> its methods, of all that are answered."""
 
     def __init__(self, methods: Mapping[str, Iterable[str]]) -> None:
         self._methods = methods

@@ -1,4 +1,4 @@
-"""What a client may see of an error."""
+"""Errors without what a client may not see of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ log = logging.getLogger("inferway.forward")
 
 
 def withheld(error: InferwayError, request_id: bytes) -> InferwayError:
-    """`error`, naming no engine: the same status and code. The log then has what it said."""
+    """Return `error` without engines' names: the same status and code. The log has what it said."""
     if not isinstance(error, FleetError) or error.in_public is None:
         return error
     log.warning(

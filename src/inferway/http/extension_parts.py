@@ -1,4 +1,4 @@
-"""What extensions answer, and the parts of a gateway that their answers may be made of."""
+"""Answers of extensions, and the parts of a gateway that their answers may be made of."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Methods = Mapping[str, Handler]
 
 
 class Audience(Enum):
-    """Who may ask for a path, and on which port where admins have their own."""
+    """The clients that may ask for a path, and the port where admins have their own."""
 
     CLIENTS = "clients"  # with a key where keys are configured
     ADMINS = "admins"  # with an admin key where one is configured; the path is below /admin/
-    BROWSERS = "browsers"  # on the port for admins; the handler looks itself at who asks
+    BROWSERS = "browsers"  # on the port for admins; the handler checks the client itself
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,5 @@
-"""Whether the gateway is ready, the states of its engines, limits, the queue, further tries and
-keys, as /metrics has them."""
+"""Metric families of the gateway's readiness, the states of its engines, limits, the queue, further
+tries and keys."""
 
 from __future__ import annotations
 

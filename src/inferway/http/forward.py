@@ -103,7 +103,7 @@ class Forwarding(msgspec.Struct, eq=False):
 
     @property
     def sent_at(self) -> float:
-        """When the request was last sent to an engine that is to answer it, by the loop's clock."""
+        """The time of the loop's clock when an engine that is to answer last got the request."""
         return self._plan.sent_at
 
     def begin(self) -> None:
@@ -161,7 +161,7 @@ class Forwarding(msgspec.Struct, eq=False):
             lines,
             self._journey.body,
             self,
-            once=plan.state is State.FETCHING,  # references serve once, whoever has lost them
+            once=plan.state is State.FETCHING,  # references serve once, also if a leg was lost
         )
         if self._paused:
             exchange.pause()
@@ -418,7 +418,7 @@ class Forwarding(msgspec.Struct, eq=False):
         self.begin()
 
     def fail(self, error: BaseException) -> None:
-        """End the answer, which has begun: its engine was lost, and nobody goes on."""
+        """End the answer, which has begun: its engine was lost, and no other engine goes on."""
         assert self._rest is not None
         if not self._responder.ended:
             self._say(self._rest.last_word(error))

@@ -24,7 +24,7 @@ MOST_IN_ALL = 100
 MOST_ADDRESSES = 10_000  # beyond it the one that failed longest ago is forgotten
 PROVEN_SECONDS = 3600.0
 MOST_PROVEN = 1_000  # beyond it the one that was right longest ago is forgotten
-_NETWORK_BITS = 64  # of an IPv6 address: who has one has all that share them
+_NETWORK_BITS = 64  # of an IPv6 address: a client has all addresses that share them
 
 
 class Guesses:
@@ -59,7 +59,7 @@ class Guesses:
         return True
 
     def check(self, address: str) -> None:
-        """Raises TooManyGuessesError for who has to wait."""
+        """Raises TooManyGuessesError for an address that has to wait."""
         now = self._clock()
         self._forget(now - SECONDS)
         failed = self._failed.get(network_of(address))

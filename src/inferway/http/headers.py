@@ -1,4 +1,4 @@
-"""Which header lines of a client travel on to an engine, and which of ours go back to it."""
+"""Header lines that travel on from a client to an engine, and ours that go back."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _OF_REQUEST = frozenset(reason.encode() for reason in Reason if reason.is_of_req
 # engine, and whose blocks it gets of the fleet.
 _DECIDED_EDITS = frozenset({b"vllm_xargs", b"tokens", b"return_token_ids", b"kv_transfer_params"})
 
-# Who may ask from a browser is ours to say (cors): an engine that sees no Origin says nothing.
+# The gateway says which pages may ask (cors): an engine that sees no Origin says nothing.
 # An answer is read as it passes, which no compressed one can be: identity alone is asked for.
 _DROPPED = HOP_BY_HOP | REWRITTEN | ROUTING_HEADERS | {
     b"accept-encoding", b"origin", b"x-request-id"
@@ -51,7 +51,7 @@ _DROPPED = HOP_BY_HOP | REWRITTEN | ROUTING_HEADERS | {
 
 
 def request_lines(request: Request, replaced: set[bytes] | frozenset[bytes] = frozenset()) -> bytes:
-    """The header lines that travel on to the engine."""
+    """Return the header lines that travel on to the engine."""
     known, headers = request.known, request.headers
     if known is None or replaced or known.headers is not headers:
         lines = _lines(request, replaced)

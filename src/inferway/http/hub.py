@@ -1,4 +1,4 @@
-"""What a worker does not answer itself: the hub does, which the worker asks over a Unix socket.
+"""Requests that a worker passes on to the hub, over a Unix socket.
 
 The hub has one of everything that an operator looks at: metrics, admin paths, the page. A client
 reaches whatever worker the kernel gives it to, and finds all of them there. Who the client is, the

@@ -1,5 +1,5 @@
-"""Which paths lead to engines, and what is made of a request before anything is decided: a salt for
-its tenant, a refusal of what clients may not say, a journey."""
+"""Paths that lead to engines, and what is done with a request before it is decided: it gets a salt
+for its tenant, is refused if it says what clients may not say, and becomes a journey."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class InferenceIngress:
 
     @property
     def is_salted(self) -> bool:
-        """Whether tenants are kept apart by salts: what cannot be salted does not reach engines."""
+        """True if tenants are kept apart by salts: what cannot be salted does not reach engines."""
         return self._salt is not None
 
     def open(

@@ -1,4 +1,4 @@
-"""Where a server listens: a port, or a Unix socket's path; and its side of TLS with clients."""
+"""Listening sockets, at a port or a Unix socket's path, and their side of TLS with clients."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Listener:
 
     @property
     def url(self) -> str:
-        """As a client writes it."""
+        """The server's address as a client writes it."""
         if self._path is not None:
             return self.host
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -100,7 +100,7 @@ class Listener:
 
 
 def _remove_stale(path: str) -> None:
-    """What a process left that was killed. Raises OSError (EADDRINUSE) if somebody listens."""
+    """Remove a killed process's socket. Raises OSError (EADDRINUSE) if somebody listens."""
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:
@@ -185,7 +185,7 @@ class Certificate:
 
 
 def no_password() -> str:
-    """Instead of a question on the terminal."""
+    """Raise ValueError, where OpenSSL would ask for a password on the terminal."""
     raise ValueError("the key has a password")
 
 

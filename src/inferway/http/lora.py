@@ -46,7 +46,7 @@ class LoraRoutes:
 
     async def _change(self, request: Request, responder: Responder) -> None:
         """200 if all engines have done it, else the worst that one has said."""
-        if not self._auth.knows_admins:  # everybody would be one
+        if not self._auth.knows_admins:  # every client would be one
             raise UnknownPathError(
                 f"{request.path}: adapters are loaded by admins, and none is known here"
                 " (admin_key_env, api_keys)"

@@ -44,7 +44,7 @@ _FIELDS = {"tokens": "token_ids", "lora": "lora_name", "engines": "instance_id"}
 
 
 class _Body(msgspec.Struct, frozen=True, kw_only=True):
-    token_ids: list[Any]  # looked at by who knows the model's context
+    token_ids: list[Any]  # checked where the model's context is known
     model: str | None = None
     model_name: str | None = None
     lora_name: str | None = None
@@ -117,8 +117,8 @@ def query_answer(query: Query, scores: Scores) -> dict[str, Any]:
 
 
 def in_our_fields(error: RequestError) -> RequestError:
-    """An error of `Indexer.score_tokens`, in the names of this request. Both its text and `param`
-    begin with the argument's."""
+    """Return an error of `Indexer.score_tokens` in the names of this request. Both its text and
+    `param` begin with the argument's."""
     name, bracket, rest = (error.param or "").partition("[")
     if name not in _FIELDS:
         return error

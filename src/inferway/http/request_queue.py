@@ -1,4 +1,4 @@
-"""Where requests wait for their turn: futures and a timer around
+"""The queue of requests that wait for their turn: futures and a timer around
 routing.limits.concurrency_limiter.
 
 Nothing is taken from a request while it waits but its memory. It leaves the queue when its turn
@@ -88,7 +88,7 @@ class RequestQueue:
         return Ticket(self, responder, tenant)
 
     def set_settings(self, settings: FlowSettings) -> None:
-        """Keep these limits from now on; those who wait may have their turn."""
+        """Keep these limits from now on; requests that wait may have their turn."""
         self.limiter.set_settings(settings)
         if self.sessions is not None:
             self.sessions.gate.most_waiting = settings.queue
@@ -120,7 +120,7 @@ class RequestQueue:
             self._timer = loop.call_later(self._look_seconds, self._sweep)
         responder.attach(InQueue(partial(self.withdraw, waiter)))
         if self.limiter.gate is not None:
-            self.turns()  # it may go on before those of lower priorities, who came first
+            self.turns()  # it may go on before earlier requests of lower priorities
         try:
             return await future
         except asyncio.CancelledError:
@@ -151,7 +151,7 @@ class RequestQueue:
             self.turns()
 
     def close(self) -> None:
-        """Stop the timers: nobody waits any more."""
+        """Stop the timers: no request waits any more."""
         if self._timer is not None:
             self._timer.cancel()
         if self.sessions is not None:

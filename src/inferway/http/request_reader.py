@@ -170,8 +170,8 @@ class RequestReader:
         request.keep_alive = False
 
     def awaited_bytes(self) -> int:
-        """The number of bytes that the body under way still lacks, if its head has said how long it
-        is."""
+        """Return the number of bytes that the body under way still lacks, if its head has said how
+        long it is."""
         return 0 if self._request is None else max(0, self._length - self._body_bytes)
 
     def takes_continue(self) -> bool:
@@ -195,7 +195,7 @@ class RequestReader:
 
     @property
     def _switches(self) -> bool:
-        """Whether the last complete request switches the connection to another protocol."""
+        """Return whether the last complete request switches the connection to another protocol."""
         last = self.complete[-1] if self.complete else None
         return isinstance(last, Request) and bool(last.upgrade)
 
@@ -330,8 +330,8 @@ class RequestReader:
     # ----------------------------------------------------------------------------- the checks
 
     def _is_http11(self, method: str) -> bool:
-        """Of a request that came in parts, or after others, or with white space: its line is
-        somewhere. Raises BadHttpError unless it is HTTP, 1.1 or 1.0."""
+        """Look up the version in the line of a request that came in parts, or after others, or with
+        white space: the line is somewhere. Raises BadHttpError unless it is HTTP, 1.1 or 1.0."""
         before, self._partial = self._partial, b""
         line = rb"%b *%b *(HTTP|RTSP|ICE)/" % (method.encode(), re.escape(self._target))
         found = re.compile(line).search(before + self._read, self._searched)
@@ -400,7 +400,7 @@ def _check_coding(request: Request) -> None:
 
 
 def _check_length(length: bytes, limit: int) -> int:
-    """What it says. Section 6.2."""
+    """Return the length that the field says. Section 6.2."""
     if not length.isdigit():
         raise BadHttpError(f"content-length {length[:40]!r}: expected digits")
     number = int(length)

@@ -1,4 +1,4 @@
-"""The answer to one request: framing, and who produces its body.
+"""The answer to one request: framing, and the source of its body.
 
 body framing     when
 none             HEAD, 204, 304: what is written is dropped
@@ -78,7 +78,7 @@ class Responder(msgspec.Struct, eq=False):
     span: RequestSpan | None = None  # None: no span has begun
     cut: str = ""  # the outcome of an answer that is not whole
     peer: str = ""  # the client's address, if another process has its connection
-    extra: Headers = ()  # that any answer gets, whoever answers
+    extra: Headers = ()  # that any answer gets, of whatever source
     _framing: int = 0  # _NONE, until the answer has begun
     _head: bytes = b""  # goes out with the first piece: one system call less
     _headers: Headers = ()
@@ -237,7 +237,7 @@ class Responder(msgspec.Struct, eq=False):
 
     @property
     def is_kept_alive(self) -> bool:
-        """Whether the client waits for a stream, and is sent comments while nothing else comes."""
+        """True if the client waits for a stream, and is sent comments while nothing else comes."""
         record = self.record
         return (
             record is not None
@@ -287,11 +287,11 @@ class Responder(msgspec.Struct, eq=False):
 
     @property
     def can_say_more(self) -> bool:
-        """Whether bytes that were not announced may still follow."""
+        """True if bytes that were not announced may still follow."""
         return self.started and not self.ended and self._framing in (_CHUNKED, _UNTIL_CLOSE)
 
     def abort(self) -> None:
-        """Breaks the connection, so that the client sees that the answer is not whole."""
+        """Break the connection, so that the client sees that the answer is not whole."""
         if self.ended:
             return
         self.request.keep_alive = False
@@ -333,7 +333,7 @@ class Responder(msgspec.Struct, eq=False):
             raise ClientGoneError("the client has gone")
 
     def client_gone(self) -> None:
-        """The client has gone; its source is told."""
+        """Tell the source that the client has gone."""
         if self.ended:
             return
         if not self.started:

@@ -78,7 +78,7 @@ _METRICS = "/metrics"
 _ADMIN_PREFIX = "/admin/"
 _CHANGES = "/admin/engines/"
 _MODEL = f"{MODELS}/"
-_OPEN = frozenset({*STATE, _METRICS})  # whoever asks
+_OPEN = frozenset({*STATE, _METRICS})  # open to all clients
 _STORED = ("/v1/responses/", "/v1/conversations")
 
 

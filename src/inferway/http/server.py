@@ -6,7 +6,8 @@ import asyncio
 import itertools
 import logging
 import os
-from collections.abc import Callable, Coroutine, Iterator
+import time
+from collections.abc import Callable, Container, Coroutine, Iterator
 from dataclasses import dataclass
 from email.utils import formatdate
 from typing import Any
@@ -19,7 +20,7 @@ from inferway.errors import (
     crash_report,
     panic_as_error,
 )
-from inferway.extension import Tap
+from inferway.extension import Tap, is_probe
 from inferway.http.connection import ClientConnection
 from inferway.http.content_coding import BodyDecoder
 from inferway.http.eager import resumed
@@ -30,6 +31,7 @@ from inferway.http.responder import Responder
 from inferway.loop_turns import LoopTurns
 from inferway.metrics import Family, Row, counter, gauge, table
 from inferway.tasks import next_multiple
+from inferway.telemetry.tracing import TRACEPARENT, TRACESTATE, Tracing
 from inferway.upstream.headers import KnownHeads
 
 # Answers, or attaches a source to the Responder and returns. What it raises is answered: an
@@ -138,7 +140,7 @@ class HttpServer:
         yield from table(_FIGURES, [], {(): self.stats})
 
     async def start(self) -> None:
-        """Listens. Raises ConfigError when the address cannot be had."""
+        """Listen at the server's address. Raises ConfigError when the address cannot be had."""
         self.loop = asyncio.get_running_loop()
         self.time = self.loop.time
         await self._listener.open(lambda: ClientConnection(self))
@@ -199,16 +201,16 @@ class HttpServer:
             self._tap.flush()
 
     def buffered_bytes(self) -> int:
-        """The number of bytes of answers that wait here for clients to read them."""
+        """Return the number of bytes of answers that wait here for clients to read them."""
         return sum([connection.buffered_bytes for connection in self._connections])
 
     def sources(self) -> list[BodySource]:
-        """Return who produces the answers that are under way."""
+        """Return the sources of the answers that are under way."""
         found = [connection.source for connection in self._connections]
         return [source for source in found if source is not None]
 
     def cut(self) -> None:
-        """Closes every connection as it is: for who does not want to wait for `stop`."""
+        """Close every connection as it is, without the wait of `stop`."""
         self._warn_of_cut()
         for connection in list(self._connections):
             connection.cut("shutdown")
@@ -260,7 +262,7 @@ class HttpServer:
             self._empty.set()
 
     def new_request_id(self) -> bytes:
-        """Unique; sorts in order of arrival within one process."""
+        """Return a unique id, which sorts in order of arrival within one process."""
         return b"%b-%x" % (self._id_prefix, next(self._id_numbers))
 
     def carries(self, request: Request) -> bool:
@@ -298,7 +300,7 @@ class HttpServer:
     # ------------------------------------------------------------------------------- handlers
 
     async def _handle_encoded(self, request: Request, responder: Responder) -> None:
-        """As the handler does, once the body is as it was before the client compressed it."""
+        """Call the handler once the body is as it was before the client compressed it."""
         if request.body and self.awaits_body(request):
             coding = request.fields[CONTENT_ENCODING]
             body = await self._decoder.decoded(request.body, coding, self.limits.body_bytes)
@@ -346,3 +348,31 @@ class HttpServer:
         if self._tap is not None:
             self._tap.flush()
         self._timer = self.loop.call_at(next_multiple(now, self._sweep_seconds), self._sweep)
+
+
+def traced(handler: Handler, tracing: Tracing, known: Container[str]) -> Handler:
+    """Return a handler that begins a span for each request and then is `handler`; the server ends
+    it, if `tracing` is one of its logs. Paths that are not `known` name no span."""
+
+    async def begin_and_handle(request: Request, responder: Responder) -> None:
+        fields = request.fields
+        if not is_probe(request.path, fields.get(b"user-agent", b"")):
+            seconds = time.perf_counter() - request.started
+            responder.span = span = tracing.begin(
+                *(request.method, request.path, request.request_id, fields.get(TRACEPARENT)),
+                seconds,
+                is_known=request.path in known,
+            )
+            _tell(request, span.traceparent, drops_state=span.is_root)
+        await handler(request, responder)
+
+    return begin_and_handle
+
+
+def _tell(request: Request, traceparent: bytes, *, drops_state: bool) -> None:
+    """Whoever gets this request knows of our span; `tracestate` is its parent's, or nobody's."""
+    dropped = {TRACEPARENT, TRACESTATE} if drops_state else {TRACEPARENT}
+    request.headers = [h for h in request.headers if h[0] not in dropped]
+    request.headers.append((TRACEPARENT, traceparent))
+    request.fields = {n: v for n, v in request.fields.items() if n not in dropped}
+    request.fields[TRACEPARENT] = traceparent

@@ -1,4 +1,4 @@
-"""Where new sessions wait until caches have room for them: futures and a timer around
+"""The queue of new sessions that wait until caches have room for them: futures and a timer around
 routing.limits.session_gate.
 
 A client waits for as long as its headers say (http.request_queue); without them, until its turn.
@@ -16,7 +16,7 @@ from inferway.http.ends import InQueue, WaitingClient
 from inferway.routing.limits.queue import Waiter
 from inferway.routing.limits.session_gate import SessionGate
 
-_SWEEP_SECONDS = 0.5  # for deadlines, and room that nobody tells of: sessions that are over
+_SWEEP_SECONDS = 0.5  # for deadlines, and for room that comes unannounced: sessions that are over
 
 
 class SessionQueue:
@@ -55,7 +55,7 @@ class SessionQueue:
         return True
 
     def close(self) -> None:
-        """Stop the timer: nobody waits any more."""
+        """Stop the timer: no request waits any more."""
         if self._timer is not None:
             self._timer.cancel()
 

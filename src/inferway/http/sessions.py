@@ -1,4 +1,4 @@
-"""Who has logged in to the page: a browser keeps a random token, never the key that it showed."""
+"""Sessions of the page: a browser keeps a random token, never the key that it showed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Sessions:
         return len(self._open)
 
     def open(self, keys: object) -> str:
-        """Return the token of a new session, of one who has shown one of `keys`."""
+        """Return the token of a new session, of an admin who has shown one of `keys`."""
         token = token_urlsafe(_BYTES)
         self._open[_digest(token)] = (self._clock() + SECONDS, keys)
         while len(self._open) > MOST:

@@ -1,4 +1,4 @@
-"""What waits at an engine that says nothing any more goes to other engines.
+"""Requests that wait at an engine which has fallen silent go to other engines.
 
 the answer            what is done
 has not begun         its request is sent to the next engine of its decision that is not silent
@@ -71,7 +71,7 @@ class SilentEngines:
         loop, seconds = self.pool.loop, self.pool.timeouts.silent_engine
         error = SilentEngineError(engine.name, f"engine {engine.name} {outage.words(loop.time())}")
         moved = left = 0
-        # Who could not wait until the next look waits no longer.
+        # A client that could not wait until the next look waits no longer.
         begun = loop.time() + LOOK_SECONDS - seconds if self.has_others(engine) else -math.inf
         for source in [each for each in self.sources() if isinstance(each, Forwarding)]:
             may_wait = max(outage.since, source.sent_at) > begun

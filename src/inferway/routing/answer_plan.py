@@ -1,4 +1,4 @@
-"""Which request is sent next for an answer: one table. No I/O.
+"""The table that says which request is sent next for an answer. No I/O.
 
 Everything that decides how an answer is got stands in this file. `http/forward` tells the plan what
 has happened, and does what the plan returns.
@@ -52,9 +52,9 @@ class Incident(Enum):
     REFUSED = auto()  # a head with a status of 4xx
     FAILED = auto()  # a head with a status of 5xx
     LOST = auto()  # no connection, its end before that of the answer, or no answer in time
-    NO_BLOCKS = auto()  # it says that it has not got the blocks, or nobody has them any more
+    NO_BLOCKS = auto()  # it says that it has not got the blocks, or no engine has them any more
     GAVE_UP = auto()  # it says in the middle of a stream that it will not end it
-    SILENT = auto()  # it answers nobody any more (http.silent_engines)
+    SILENT = auto()  # it answers no request any more (http.silent_engines)
     DRAINED = auto()
     FAULT = auto()  # ours
     PREFILL_FAILED = auto()  # no answer of use, for whatever reason
@@ -62,18 +62,18 @@ class Incident(Enum):
 
 
 class Action(Enum):
-    """What is to be done next."""
+    """The next action for an answer."""
 
     SEND = auto()  # the request, to `attempts.target`, instead of what is under way there
     SEND_PREFILL = auto()  # the prefill leg, to `prefill_attempts.target`; the other one is let go
     LATER = auto()  # nothing now: another engine will get the request when its time comes
     GO_ON = auto()  # have the rest of the answer decided
-    TELL = auto()  # the client, that nobody answers
+    TELL = auto()  # the client, that no engine answers
     STAY = auto()  # by what is under way
 
 
 class What(NamedTuple):
-    """What is known of an incident."""
+    """The details of an incident."""
 
     error: UpstreamError | None = None
     status: int = 0
@@ -98,7 +98,7 @@ class RequestLifecycle(Protocol):
 
 
 class PlannedRequest(RequestLifecycle, Protocol):
-    """The same, with what is needed to send it (routing.journey.Journey)."""
+    """A RequestLifecycle with what is needed to send it (routing.journey.Journey)."""
 
     record: Record
     losses: EngineLosses
@@ -208,8 +208,8 @@ class AnswerPlan:
         return Action.SEND_PREFILL
 
     def sending(self, now: float) -> Headers:
-        """The request is sent to `attempts.target` now; return the headers that the engine
-        needs."""
+        """Note that the request is sent to `attempts.target` now; return the headers that the
+        engine needs."""
         self.sent_at, journey = now, self.journey
         headers = journey.attempt(self.attempts.target)
         is_moved = self.leg is not None and journey.is_moved
@@ -244,8 +244,8 @@ class AnswerPlan:
         raise AssertionError(f"nothing is left to do after {incident} in {self.state}")
 
     def silent(self, error: UpstreamError, engine: str, *, may_wait: bool) -> Action | None:
-        """Return what is to be done as the engine answers nobody any more; None if the answer does
-        not come from it."""
+        """Return what is to be done as the engine answers no request any more; None if the answer
+        does not come from it."""
         if self.leg is not None and self.state in (State.PREFILL, State.FETCHING):
             attempts = self.prefill_attempts
             if attempts is not None and attempts.engine == engine:

@@ -21,7 +21,7 @@ TOKENS = b"tokens"  # the edit of a body that carries its prompt's ids
 IDS = b"return_token_ids"  # of one whose answer another engine may go on with
 TRANSFER = b"kv_transfer_params"  # of one that is a leg of two
 
-# What calls it in a moment.
+# A scheduler of calls, which calls a function in a moment.
 Later = Callable[[Callable[[], None]], object]
 
 

@@ -40,13 +40,13 @@ MOST_BYTES = 64 << 20  # of all of them
 NO_CUT, NO_TOKENS, TOO_OFTEN, ALONE = "no-cut", "max-tokens", "too-often", "no-other-engine"
 BODY, SHAPE, TOO_LARGE, ENGINE, NO_IDS = "body", "shape", "too-large", "old-engine", "unknown-ids"
 COMPRESSED = "compressed"  # its engine's answer
-# What became of one that another engine was asked to go on with.
+# The outcomes of a stream that another engine was asked to go on with.
 WENT_ON, FAILED = "ok", "failed"
 
 
 @dataclass(frozen=True, slots=True)
 class RestOfStream:
-    """What is asked for, and where it begins."""
+    """The body that asks for the rest of a stream, and where the rest begins."""
 
     body: bytes
     cut: Cut
@@ -144,7 +144,7 @@ class ContinuableStream:
         self.sent, self.body = None, b""
 
     def give_up(self) -> bytes:
-        """Return what the engine has said when it gave up: nobody goes on with the answer."""
+        """Return what the engine said when it gave up: no other one goes on with the answer."""
         assert self.sent is not None
         return self.sent.give_up()
 

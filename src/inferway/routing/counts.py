@@ -1,4 +1,4 @@
-"""What the director counts."""
+"""Counters of the director."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class EngineTokens:
     delivered: int = 0  # what it has told
 
     def sent(self, num_tokens: int, num_reused: int) -> None:
-        """A request's, and what is believed to be cached of them."""
+        """Count a request's tokens, and those of them that are believed to be cached."""
         self.prompt += num_tokens
         self.matched += num_reused
 

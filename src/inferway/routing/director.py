@@ -100,10 +100,10 @@ class FleetView(EndpointBook, Protocol):
 
 @dataclass(slots=True)
 class Director:
-    """Opens journeys. `clock` counts seconds. `off_loop` runs a function in a thread, for bodies
-    too big to parse here. `later`: an answer's first token may be here before the engine's events
-    are; until they must have come, its prompt counts as held. `observers` are told of each request
-    that was decided by its prompt."""
+    """Opens the journeys of requests. `clock` counts seconds. `off_loop` runs a function in a
+    thread, for bodies too big to parse here. `later`: an answer's first token may be here before
+    the engine's events are; until they must have come, its prompt counts as held. `observers` are
+    told of each request that was decided by its prompt."""
 
     fleet: FleetView
     matcher: Matcher
@@ -163,8 +163,8 @@ class Director:
         priority: int | None = None,
         tenant: str = "",
     ) -> Journey:
-        """Return the journey of a request whose prompt nobody here makes; `read` reads its body,
-        the rest is as `open` has it. Raises InvalidRequestError."""
+        """Return the journey of a request whose prompt is not made here; `read` reads its body, the
+        rest is as `open` has it. Raises InvalidRequestError."""
         asked = objectives(head.headers, self.priorities, priority)
         return Journey(self, body, ByLoad(self, head, read, within, asked, tenant))
 
@@ -188,11 +188,11 @@ class Director:
         return await by_prompt.weigh(Journey(self, body, by_prompt), slot)
 
     def follow_rules(self, priorities: Mapping[str, int], rewrites: Rewrites) -> None:
-        """Journeys that begin from now on have these: objective -> priority, and models' names."""
+        """Give new journeys these rules: objective -> priority, and models' names."""
         self.priorities, self.rewrites = priorities, rewrites
 
     def parses_here(self, body: bytes) -> bool:
-        """Return whether parsing this body in the event loop would not hold up everybody else."""
+        """Return whether parsing this body in the event loop would not hold up other requests."""
         return self.off_loop is None or len(body) <= self.off_loop_bytes
 
     async def parse(self, parse: Callable[[bytes], _Parsed], body: bytes) -> _Parsed:
@@ -212,7 +212,7 @@ class Director:
 
 
 class Weighed(msgspec.Struct, frozen=True):
-    """What was found out about a request, and where it is to go."""
+    """A request's prompts, candidates and shape, and where it is to go."""
 
     request: LLMRequest
     model: ServedModel
@@ -357,7 +357,7 @@ class ByPrompt(msgspec.Struct):
 
 
 class ByLoad(msgspec.Struct):
-    """Decides where a request goes whose prompt nobody here makes: to the least loaded engine."""
+    """Decides where a request goes whose prompt is not made here: to the least loaded engine."""
 
     director: Director
     head: RequestHead

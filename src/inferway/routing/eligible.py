@@ -17,7 +17,7 @@ Within = Callable[[Endpoint], bool]
 
 
 class Eligible:
-    """Remembers the lists of endpoints that were left, for everybody's requests."""
+    """Remembers the lists of endpoints that were left, for all requests."""
 
     def __init__(self) -> None:
         self._narrowing = RowSelector()

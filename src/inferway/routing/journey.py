@@ -37,7 +37,7 @@ from inferway.routing.structured_gate.gate import Gate
 from inferway.routing.structured_gate.shape import Shape
 from inferway.scheduling.plugin import RequestListener, RequestOutcome
 
-# What an answer is told of a decision that nothing but load has made.
+# The headers of an answer whose decision was made by load alone.
 _BY_LOAD: Mapping[str, Headers] = {
     reason: ((b"x-inferway-reason", reason.encode()),) for reason in Reason if reason.is_by_load
 }
@@ -94,7 +94,7 @@ class Routed(msgspec.Struct, frozen=True):
     decision: Decision
     candidates: Candidates
     record: Record | None = None  # what is remembered of it until its answer has ended
-    # whether the engine says how much of all prompts it has reused; None: nobody knows
+    # whether the engine says how much of all prompts it has reused; None: it is not known
     tells_its_reuse: bool | None = None
 
     @property
@@ -163,7 +163,7 @@ class Journey:
         self.is_encoded = False  # the answer is compressed, and passes unread
         self.is_cut_off = False  # its engine has given it up, and the client does not know
         self.prefill: PrefillLeg | None = None  # None: the engine that answers computes all
-        # whether the engine says how much of all prompts it has reused; None: nobody knows
+        # whether the engine says how much of all prompts it has reused; None: it is not known
         self.tells_its_reuse: bool | None = None
         self.losses = EngineLosses(host.quarantine, self._sent_body)
         self._host = host
@@ -186,7 +186,7 @@ class Journey:
 
     @property
     def changes_length(self) -> bool:
-        """Whether the answer that the client gets may be longer or shorter than the engine's."""
+        """True if the answer that the client gets may be longer or shorter than the engine's."""
         return self._names is not None and not self.is_encoded
 
     async def decide(self, slot: Slot | None = None) -> Decision:
@@ -217,7 +217,7 @@ class Journey:
 
     @property
     def is_moved(self) -> bool:
-        """Whether the last attempt was sent with the blocks of another engine."""
+        """True if the last attempt was sent with the blocks of another engine."""
         return self._attempt is not None and self._attempt.is_moved
 
     def rename(self, asked: str, body: bytes) -> None:
@@ -228,7 +228,7 @@ class Journey:
         self._names = ModelRenamer(asked)
 
     def listen(self, listener: RequestListener) -> None:
-        """Have `listener` told what becomes of the request, after those that already listen."""
+        """Have `listener` hear what becomes of the request, behind the earlier ones."""
         self._listeners.append(listener)
 
     def attempt(self, target: Target) -> Headers:
@@ -273,7 +273,7 @@ class Journey:
             self._sent = None
 
     def give_up(self) -> bytes:
-        """Return what the engine has said when it gave up: nobody goes on with the answer."""
+        """Return what the engine said when it gave up: no other one goes on with the answer."""
         assert self.stream is not None
         self.is_cut_off = False
         return self.stream.give_up()
@@ -383,8 +383,8 @@ class Journey:
             self.prefill.body = b""
 
     def close(self, outcome: str) -> None:
-        """The journey has ended; free what `attempt` took, and tell who listens. Only the first
-        call counts."""
+        """End the journey: free what `attempt` took, and call the listeners. Only the first call
+        counts."""
         if self.closed:
             return
         self.closed = True

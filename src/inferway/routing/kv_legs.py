@@ -1,4 +1,4 @@
-"""Whether a request is answered in two legs, by whom they are asked, and what became of them.
+"""The legs of a request: whether there are two, what asks for them, and their outcomes.
 
 legs       the prompt's engine is asked by                             the decode engine gets
 gateway    us (answer_plan)                                            what that engine returned
@@ -47,7 +47,7 @@ class KvLegs:
 
     def split(self, choice: SchedulingResult, body: Body) -> tuple[Headers, tuple[Target, ...]]:
         """Return the headers that the decode engine needs, and where we ask for the prompt to be
-        computed for the first target: nowhere, if that is somebody else's task, or is not
+        computed for the first target: nowhere, if that is the sidecar's task, or is not
         possible."""
         prefill = choice.prefill
         if not prefill or self.by == "off":

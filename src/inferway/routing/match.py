@@ -64,7 +64,7 @@ MatchedPrompts = Mapping[Cut, Sequence[Matched]]
 
 
 class Lookup(msgspec.Struct, frozen=True):
-    """A request's prompts and who holds them, for each cut of the model's engines."""
+    """A request's prompts and their holders, for each cut of the model's engines."""
 
     prompts: MatchedPrompts
     reason: Reason  # whether the prompts are known to their end
@@ -82,8 +82,8 @@ class Matcher:
     _holders: PerEndpoint[HolderIds] = field(default_factory=lambda: PerEndpoint(_holders_of))
 
     async def match_if_possible(self, model: ServedModel, body: Body) -> Lookup:
-        """Return who holds the request's prompts; routing must never make an answer impossible, so
-        what cannot be rendered, or matched, has no prompts, and goes by load. Raises
+        """Return the holders of the request's prompts; routing must never make an answer
+        impossible, so what cannot be rendered, or matched, has no prompts, and goes by load. Raises
         RequestError."""
         if not model.cuts:
             return Lookup({}, Reason.NO_BLOCK_SIZE)
@@ -102,8 +102,8 @@ class Matcher:
             return Lookup({}, Reason.OUR_FAULT)
 
     async def match(self, model: ServedModel, body: Body) -> Lookup:
-        """Return who holds the request's prompts. Raises RequestError, or RenderError for reasons
-        of our own."""
+        """Return the holders of the request's prompts. Raises RequestError, or RenderError for
+        reasons of our own."""
         if model.unfaithful is not None:
             raise RenderError(model.unfaithful, reason=Reason.UNFAITHFUL)
         if model.unfaithful_messages is not None and body.tells_length:
@@ -121,7 +121,7 @@ class Matcher:
         *,
         is_read: bool = True,
     ) -> Lookup:
-        """Return who holds prompts that are tokens already."""
+        """Return the holders of prompts that are tokens already."""
         extras = request_extras(model.lora, cache_salt, model.lora_path)
         prompts = await self._prompts(model, tokenized, extras)
         found: Iterable[MatchResult] = repeat(_NOTHING)

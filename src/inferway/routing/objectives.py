@@ -1,4 +1,4 @@
-"""What a request's headers tell us (InferenceObjective, SLO headers, its session)."""
+"""The wishes in a request's headers (InferenceObjective, SLO headers, its session)."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ _ENGINE_IDS = msgspec.json.Decoder(dict[int, _EngineId])
 
 
 class _HeldReference(msgspec.Struct, frozen=True):
-    """What one decode engine may get, once."""
+    """A reference to blocks, which one decode engine may get once."""
 
     params: bytes
     decode: Endpoint
@@ -88,7 +88,7 @@ class PrefillLeg:
 
     @property
     def is_at_once(self) -> bool:
-        """Whether both legs are sent at the same time."""
+        """True if both legs are sent at the same time."""
         return self.connector in _HANDED_OVER_AT_ONCE
 
     def bootstrap_to_ask(self, target: Target) -> str | None:

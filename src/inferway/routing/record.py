@@ -1,4 +1,4 @@
-"""What is remembered of one request until its answer has ended: for the access log and the metrics.
+"""The record of one request until its answer has ended: for the access log and the metrics.
 
 The request's journey writes it; whoever logs or counts the answer reads it once the journey is
 closed. It holds names, numbers and reasons, and nothing of a body. When the tokens of a streamed
@@ -66,7 +66,7 @@ class Record(msgspec.Struct):
     reused_tokens: int = 0  # of these, as many as we believe that the engine can reuse
     edits: Sequence[bytes] = ()  # what of the client's bytes was changed
     is_timed: bool = False  # something is generated, and `timing` counts it
-    # Of a streamed answer, written by `timing`:
+    # The times of a streamed answer, written by `timing`:
     first_at: float = 0.0  # when its first tokens came; 0.0: none have come
     last_at: float = 0.0
     events: int = 0  # that carry tokens: one each, unless the engine speculates

@@ -1,4 +1,4 @@
-"""Which model a request is for, when that is another than it names (InferenceModelRewrite)."""
+"""The model that a request is for, when that is another than it names (InferenceModelRewrite)."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class TenantSalt:
         self._key = hashlib.blake2b(secret_bytes, digest_size=_MAX_KEY_BYTES).digest()
 
     def of(self, tenant: str, given: str | None) -> str:
-        """`given`: the client's own salt."""
+        """Return the tenant's salt, made from `given`, which is the client's own."""
         return _hash(tenant, given, self._key)
 
     def media_uuids(self, body: bytes, tenant: str) -> bytes:
@@ -39,15 +39,15 @@ class TenantSalt:
         return with_tenants_media(body, tenant, self._key)
 
     def salted(self, body: bytes, tenant: str) -> bytes | None:
-        """`body` with its tenant's salt. None if it cannot have one: it is no JSON object, or its
-        `cache_salt` is no text."""
+        """Return `body` with its tenant's salt. None if it cannot have one: it is no JSON object,
+        or its `cache_salt` is no text."""
         return with_cache_salt(body, lambda given: self.of(tenant, given))
 
 
 def with_tenants_media(body: bytes, tenant: str, key: bytes = b"") -> bytes:
     """Return a body whose media are the tenant's alone: for vLLM the `uuid` of a picture is the
     picture, also for requests with another salt (its caches of processed and of encoded media know
-    no salt), so that somebody else's picture of the same name would be answered from. Each becomes
+    no salt), so that another tenant's picture of the same name would be answered from. Each becomes
     a hash of it and the tenant, with `key` if there is a secret. Raises InvalidRequestError."""
     return with_media_uuids(body, lambda given: _hash(tenant, "uuid:" + given, key))
 

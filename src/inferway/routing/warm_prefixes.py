@@ -48,8 +48,8 @@ class WarmPrefix:
 
 @dataclass(slots=True, repr=False)
 class WarmPrefixes:
-    """Its `on_request` is told of each request that was decided. What was not used for longest is
-    dropped over `max_bytes`."""
+    """The prefixes that requests have used of late; `on_request` is told of each request that was
+    decided. What was not used for longest is dropped over `max_bytes`."""
 
     max_bytes: int = MAX_BYTES
     num_bytes: int = 0

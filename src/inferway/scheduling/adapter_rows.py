@@ -20,7 +20,7 @@ _NOTHING = Adapters()
 
 
 class _AllRows:
-    """Of all rows. Of names that are nowhere there is no mask."""
+    """The adapters of all rows. Of names that are nowhere there is no mask."""
 
     __slots__ = ("each", "room", "running", "waiting")
 
@@ -102,6 +102,5 @@ class AdapterRows(Sequence[Adapters]):
 
 
 def adapter_rows(adapters: Sequence[Adapters]) -> AdapterRows:
-    """Return a table's adapters by row and name: the fleet's own, or made of what somebody has put
-    there."""
+    """Return a table's adapters by row and name: the fleet's own, or made of those in the table."""
     return adapters if isinstance(adapters, AdapterRows) else AdapterRows(adapters)

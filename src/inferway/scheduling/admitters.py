@@ -1,4 +1,4 @@
-"""How full the engines are, and whom that keeps out."""
+"""Admitters, which refuse requests by how full the engines are."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Of the endpoints only those that answer requests are chosen; and a prompt is computed apart from
-where it is answered, if that costs less.
+"""Roles in scheduling: only endpoints that answer requests are chosen; and a prompt is computed
+apart from where it is answered, if that costs less.
 
 An endpoint that only computes prompts for others (label llm-d.ai/role, or `KvTransfer.takes`) never
 answers one. Whether a request goes in two legs is decided by `expected-ttft`, by milliseconds, and

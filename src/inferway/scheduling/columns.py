@@ -1,5 +1,5 @@
-"""Columns that plugins add to the table of candidates, by name and type: who produces one and who
-reads it both import it from here."""
+"""Columns that plugins add to the table of candidates, by name and type: the producer and the
+readers of one import it from here."""
 
 from __future__ import annotations
 

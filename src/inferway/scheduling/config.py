@@ -227,7 +227,7 @@ class _Build:
             raise self._error(f"{where}: {e}") from e
 
     def _in_order(self) -> Sequence[_Asked]:
-        """What is asked for; what others need before them."""
+        """Return the plugins that are asked for, each behind those that it needs."""
         ordered: dict[str, _Asked] = {}
 
         def put(asked: _Asked, seen: frozenset[str]) -> None:
@@ -377,7 +377,7 @@ class _Build:
             )
 
     def _referenced_or_default(self, ref: PluginRef, where: str) -> None:
-        """By its name, or by its type alone: then it has its defaults."""
+        """Find the plugin by its name, or by its type alone: then it has its defaults."""
         name = ref.plugin_ref
         if name in self._names() or name in PROVIDED:
             return
@@ -389,7 +389,7 @@ class _Build:
 
 
 def _paths(given: Mapping[str, Any]) -> Iterator[str]:
-    """Of parameters, and of those that they hold."""
+    """Yield the names of parameters, and the paths of those that they hold."""
     for name, value in given.items():
         yield name
         if isinstance(value, Mapping):

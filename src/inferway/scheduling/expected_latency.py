@@ -1,5 +1,5 @@
-"""What a request asks of its answer's latency, against what is expected: for all plugins that read
-the columns of expected-ttft."""
+"""The latency that a request asks for, against the one expected: for all plugins that read the
+columns of expected-ttft."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def in_time(request: LLMRequest, candidates: Candidates) -> NDArray[np.bool_] | 
 
 
 def check_producer(name: str, building: Building) -> None:
-    """Raises ConfigError unless `latencyPredictionInfoProducerName` names, or leaves to us, who
-    expects latencies."""
+    """Raises ConfigError unless `latencyPredictionInfoProducerName` names the plugin that expects
+    latencies, or leaves it to us."""
     if name and building.type_of(name) not in (EXPECTED_TTFT, PREDICTED):
         raise ConfigError(
             f"latencyPredictionInfoProducerName: {name!r} is no plugin that expects latencies; "

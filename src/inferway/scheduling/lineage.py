@@ -1,4 +1,4 @@
-"""Which session a turn of an agent belongs to that names none: by the messages that it repeats.
+"""Sessions of agents' turns that name none, found by the messages that they repeat.
 
 An agent sends all messages of its last turn again, and those that have come since. So a turn goes
 on with the session whose last turn had exactly its first messages; the most of them, where there

@@ -1,4 +1,4 @@
-"""What llm-d has and we have not as a plugin type: what is always there here, or is not built.
+"""Plugin types that llm-d has and we have not: their work is always done here, or is not built.
 docs/plugins.md has both; a test compares.
 
 A configuration with types of the first kind moves over, and is told what they are. Their parameters

@@ -12,16 +12,43 @@ import msgspec
 
 from inferway.config import Policy, ServeSettings, parse_yaml, read_yaml
 from inferway.errors import ConfigError
-from inferway.scheduling.builtin import BUILTIN
+from inferway.scheduling import (
+    admitters,
+    pickers,
+    scorers,
+    session_admission,
+    session_id,
+    sessions,
+)
 from inferway.scheduling.by_role import ByRole
 from inferway.scheduling.config import build
 from inferway.scheduling.document import parse_config
-from inferway.scheduling.expected_ttft.plugin import ExpectedTtft
+from inferway.scheduling.expected_ttft import plugin as expected_ttft
+from inferway.scheduling.flow_control import policies, usage_limits
 from inferway.scheduling.profile import LeastLoaded
 from inferway.scheduling.registry import PluginType
 from inferway.scheduling.scheduling import Scheduling
 
 ENTRY_POINTS = "inferway.plugins"
+
+# docs/plugins.md has core's plugin types, too; a test compares.
+BUILTIN: Mapping[str, PluginType] = {
+    kind.name: kind
+    for kind in (
+        sessions.FILTER,
+        *scorers.TYPES,
+        sessions.SCORER,
+        expected_ttft.TYPE,
+        *pickers.TYPES,
+        # producers
+        *session_id.TYPES,
+        *admitters.TYPES,
+        session_admission.TYPE,
+        # flow control
+        *policies.TYPES,
+        *usage_limits.TYPES,
+    )
+}
 
 # It beats every weighted profile (docs/benchmarks/policies.md), and has no weights.
 DEFAULT: Mapping[str, Any] = {"plugins": [{"type": "expected-ttft"}]}
@@ -67,8 +94,8 @@ def scheduling_of(settings: ServeSettings, *, has_queue: bool = True) -> Schedul
     scheduling = _scheduling_of(settings)
     if not has_queue or settings.kv_transfer.legs not in ("auto", "gateway"):
         for plugin in scheduling.producers:
-            if isinstance(plugin, ExpectedTtft):
-                plugin.has_legs = False  # nobody would tell it what they take
+            if isinstance(plugin, expected_ttft.ExpectedTtft):
+                plugin.has_legs = False  # nothing would tell it what legs take
     if settings.workers != 1:
         scheduling = scheduling.without_sessions(
             "each worker would know of its own turns only", knows_all=False

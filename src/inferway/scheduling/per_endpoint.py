@@ -1,5 +1,5 @@
-"""What plugins remember of endpoints: what follows from a list of them alone, computed once for
-each list, and their slots in the tables of what was learned."""
+"""Values that plugins remember of endpoints: those that follow from a list of them alone, computed
+once for each list, and their slots in the tables of what was learned."""
 
 from __future__ import annotations
 

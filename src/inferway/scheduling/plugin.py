@@ -83,7 +83,7 @@ class DataProducer(Protocol):
 
 @runtime_checkable
 class Admitter(Protocol):
-    """Refuses requests."""
+    """Refuses requests before they go to an engine."""
 
     def refusal(self, request: LLMRequest, candidates: Candidates) -> str | None:
         """Return why the request must not go in now, as the client is told; None if it may."""
@@ -109,7 +109,7 @@ class Decider(Protocol):
 
 
 class RequestOutcome(msgspec.Struct, frozen=True):
-    """How a request has ended."""
+    """The outcome of a request that has ended."""
 
     outcome: str  # "ok", "client_gone", "upstream_error", "refused", "error"
     now: float  # seconds
@@ -157,7 +157,7 @@ class RequestListenerFactory(Protocol):
     def follow(
         self, request: LLMRequest, candidates: Candidates, choice: SchedulingResult
     ) -> RequestListener | None:
-        """Return who is to be told of the request; None: it does not matter."""
+        """Return a listener of the request; None: it does not matter."""
 
 
 @runtime_checkable

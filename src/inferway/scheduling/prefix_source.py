@@ -1,5 +1,5 @@
-"""Where the figures of who holds how much of a prompt come from: the index, which knows from the
-engines' own events (precise), or what went where (approximate)."""
+"""The sources of the figures of how much of a prompt each endpoint holds: the index, which knows
+from the engines' own events (precise), or what went where (approximate)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class PrefixSource(Protocol):
     """The figures for a request."""
 
     def match(self, candidates: Candidates) -> PrefixMatchInfo | None:
-        """Return the figures; None if nobody has looked."""
+        """Return the figures; None if they were not looked up."""
 
     def value(self, candidates: Candidates) -> Column:
         """Return `match(...).value`, or zeros. Not to be written to."""

@@ -1,5 +1,5 @@
-"""What endpoints do in a request with two legs: which of them may answer, and which can hand their
-blocks to which others. It follows from the endpoints alone."""
+"""The roles of endpoints in a request with two legs: which of them may answer, and which can hand
+their blocks to which others. It follows from the endpoints alone."""
 
 from __future__ import annotations
 

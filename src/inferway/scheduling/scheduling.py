@@ -1,4 +1,4 @@
-"""How a request's endpoints are chosen, whole: what a configuration comes to."""
+"""The whole choice of a request's endpoints, as a configuration asks for it."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from inferway.scheduling.plugin import (
 from inferway.scheduling.session_admission import SessionAdmission
 from inferway.scheduling.session_id import NamesSession
 
-# Who looks after full engines where no other is asked for.
+# The admitters that look after full engines where no other is asked for.
 DEFAULT_ADMITTERS: Sequence[Admitter] = (UtilizationDetector(),)
 
 
 @dataclass(frozen=True, slots=True)
 class Scheduling:
-    """The chooser, and who joins the request path beside it."""
+    """The chooser, and the plugins that join the request path beside it."""
 
     chooser: ProfileHandler
     producers: Sequence[DataProducer] = ()
@@ -37,8 +37,8 @@ class Scheduling:
     notes: Sequence[str] = ()  # what of the configuration is not in force, and why
     late_admitters: Sequence[Admitter] = ()  # those that read columns
     flow_control: FlowControl | None = None  # None: requests wait as the settings have it
-    agents: NamesSession | None = None  # who reads which agent a request is of
-    sessions: SessionAdmission | None = None  # who lets new sessions wait; None: they do not
+    agents: NamesSession | None = None  # reads which agent a request is of
+    sessions: SessionAdmission | None = None  # lets new sessions wait; None: they do not wait
 
     def admit(self, request: LLMRequest, candidates: Candidates) -> None:
         """Ask the admitters that need no columns. Raises SaturatedError if one refuses."""

@@ -1,4 +1,4 @@
-"""Which sessions of agents are alive, what each of them holds in caches, whether a new one has
+"""The sessions of agents that are alive, what each of them holds in caches, whether a new one has
 room beside them, and at which endpoint.
 
 A session is alive from when it is let in. Between two of its turns, while a tool runs, its prompt
@@ -71,7 +71,7 @@ class SessionAdmissionParameters(Parameters, frozen=True):
 
 @dataclass(slots=True)
 class Returns:
-    """How long sessions stay away between their turns, and how many did not come back."""
+    """The times that sessions stay away between their turns, and how many did not come back."""
 
     longer: list[float] = field(default_factory=lambda: [0.0] * (len(_BOUNDS) + 1))  # by `_BOUNDS`
     back: float = 0.0
@@ -93,7 +93,7 @@ class Returns:
 
     @property
     def most_seconds(self) -> float:
-        """Who has been away for longer is over."""
+        """The time after which a session that stays away is over."""
         if not self.back:
             return _BEGIN_SECONDS
         left = self.back * (1.0 - _RESUMED)
@@ -150,7 +150,7 @@ class LiveSessions:
 
     def is_overdue(self, came: float, most_seconds: float, now: float) -> bool:
         """Return whether a session that came then has waited for long enough to be let in without
-        room: for so many seconds, a tenth of which nobody has been let in."""
+        room: for so many seconds, and for a tenth of them no session has been let in."""
         return now - came >= most_seconds and now - self.entered >= most_seconds * _PACE
 
     def homes(self, name: bytes, endpoints: Collection[str], now: float) -> Sequence[str]:
@@ -185,7 +185,7 @@ class LiveSessions:
         self._expected += self._counted(self.first_tokens)
 
     def begin(self, name: bytes, tokens: float, home: str, now: float) -> None:
-        """A turn with a prompt of so many tokens goes to that endpoint."""
+        """Note that a turn with a prompt of so many tokens goes to that endpoint."""
         self.enter(name, now)
         session = self.alive[name]
         if not session.home:
@@ -198,7 +198,7 @@ class LiveSessions:
         self.move(name, home)
 
     def move(self, name: bytes, home: str) -> None:
-        """The session's turn goes to that endpoint."""
+        """Note that the session's turn goes to that endpoint."""
         session = self.alive.get(name)
         if session is not None and session.home != home:
             session.home = home

@@ -71,7 +71,7 @@ class AgentIdentityParameters(Parameters, frozen=True):
 
 
 def session_header(name: str) -> SessionHeaders:
-    """Return who reads the header of that name."""
+    """Return the reader of the header of that name."""
     return SessionHeaders((header_bytes(name),))
 
 

@@ -1,4 +1,4 @@
-"""Which endpoint a session's requests go to, for the scorer and the filter that keep them together.
+"""The endpoint of a session's requests, for the scorer and the filter that keep them together.
 
 Two strategies (llm-d-router ebab687, util/sessionaffinity). `encoded_endpoint_header`: the answer
 names the endpoint in a header, base64 of its name, and the client sends that again with its next
@@ -46,7 +46,7 @@ class TokenConfig(Parameters, frozen=True):
 
 class SessionSource(Parameters, frozen=True):
     header: str = ""
-    # or what another plugin reads: SessionID of the producer, or agent-identity of whoever does
+    # or what another plugin reads: SessionID of the producer, or agent-identity of another plugin
     attribute: str = ""
     producer: str = ""
 
@@ -218,7 +218,7 @@ class _SessionTokenListener(RequestListener):
 
 @dataclass(slots=True)
 class NamedSession:
-    """session_id. Only requests that are on their way bind a session, the first of them wins."""
+    """Affinity by session_id. The first request of a session that is on its way binds it."""
 
     sources: Sequence[NamesSession] = (session_header(SESSION_HEADER),)
     seconds: float = 300.0

@@ -1,1 +1,1 @@
-"""What is told of requests and engines: metrics, logs, spans and published decisions."""
+"""Telemetry of requests and engines: metrics, logs, spans and published decisions."""

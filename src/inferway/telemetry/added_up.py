@@ -1,4 +1,4 @@
-"""What several processes tell, as what one would."""
+"""Numbers of several processes, added up as if one had told them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ Told = dict[str, Any]
 
 
 def added_up(parts: Sequence[Told], same: Sequence[str], least: Sequence[str] = ()) -> Told:
-    """Return what several processes have told as what one would: numbers are added up, and so are
-    those of the entries of lists that have equal values at the keys in `same`. Of keys in `least`
-    the least number counts, of all others that are no numbers the first value."""
+    """Return numbers of several processes as those of one: numbers are added up, and so are those
+    of the entries of lists that have equal values at the keys in `same`. Of keys in `least` the
+    least number counts, of all others that are no numbers the first value."""
     whole: Told = {}
     for part in parts:
         for key, value in part.items():

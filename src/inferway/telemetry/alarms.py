@@ -1,4 +1,4 @@
-"""What should not be so in the fleet: the same list for the page, `inferway status` and the doctor.
+"""Alarms of the fleet: the same list for the page, `inferway status` and the doctor.
 
 Engines with the same trouble are one alarm. Times are moments, so that an alarm stays equal while
 nothing changes: who shows it says how long ago that is (`said`).
@@ -59,7 +59,7 @@ def named(names: Sequence[str]) -> str:
 
 
 def _outages(rows: Sequence[EngineRow]) -> Iterator[Alarm]:
-    """Those that do not answer, by how: one alarm for each kind, or one for all if none is left."""
+    """Yield an alarm for each kind of outage, or one for all if no engine is left."""
     out: dict[str, list[EngineRow]] = {}
     for row in rows:
         if not row.up and not row.drained:
@@ -102,7 +102,7 @@ def _total(rows: Sequence[EngineRow]) -> Alarm:
 
 
 def _errors(rows: Sequence[EngineRow]) -> str:
-    """What was heard last: of several that differ, the first one's."""
+    """Return the error that was heard last: of several that differ, the first engine's."""
     errors = [row.outage.error for row in rows if row.outage is not None]
     if len({*errors}) <= 1:
         return "".join(errors[:1])
@@ -115,8 +115,8 @@ def _effect(rows: Sequence[EngineRow]) -> str:
 
 
 def _faults(rows: Sequence[EngineRow]) -> Iterator[Alarm]:
-    """Those that have failed too often, and what engines tell that cannot be used. Those that say
-    the same are one alarm."""
+    """Yield alarms for engines that have failed too often, and for what engines tell that cannot be
+    used. Those that say the same are one alarm."""
     ejected = [row for row in rows if row.state == EngineStanding.EJECTED]
     if ejected:
         cure = "its own log says why it fails; it gets requests again by itself once it answers"
@@ -141,7 +141,7 @@ def _faults(rows: Sequence[EngineRow]) -> Iterator[Alarm]:
 
 
 def _late(rows: Sequence[EngineRow]) -> Iterator[Alarm]:
-    """Those that ought to have begun to answer long ago."""
+    """Yield alarms for engines whose requests ought to have begun to answer long ago."""
     for row in rows:
         late = row.late
         if late is None or not row.up:
@@ -158,7 +158,7 @@ def _late(rows: Sequence[EngineRow]) -> Iterator[Alarm]:
 
 
 def _slow(rows: Sequence[EngineRow]) -> Iterator[Alarm]:
-    """Those that take many times as long as their fellows."""
+    """Yield alarms for engines that take many times as long as their fellows."""
     for row in rows:
         slow = row.slow
         if slow is None or not row.up:

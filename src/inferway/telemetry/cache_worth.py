@@ -1,4 +1,4 @@
-"""What each engine's cache is worth: the prompt tokens that requests of late found in it and in no
+"""The worth of each engine's cache: the prompt tokens that requests of late found in it and in no
 other. If the engine went, they would have to be computed. A use counts half after
 HALF_LIFE_SECONDS, as it does for warm prefixes."""
 
@@ -39,14 +39,14 @@ class FadingTokens:
 
 @dataclass(slots=True)
 class CacheWorth(Extension):
-    """An extension. `clock` is the director's."""
+    """An extension that counts what each engine's cache is worth. `clock` is the director's."""
 
     clock: Callable[[], float]
     own: FadingTokens = field(default_factory=FadingTokens)
     others: Sequence[Mapping[str, float]] = ()  # what other processes have told, by engine
 
     def hear(self, others: Sequence[Mapping[str, float]]) -> None:
-        """Take the newest that all other processes have told, by engine, for the earlier."""
+        """Take over what other processes have told, by engine, in place of the earlier."""
         self.others = others
 
     def on_request(self, routed: Routed, seconds: float) -> None:  # noqa: ARG002

@@ -38,7 +38,7 @@ def family(agent: bytes) -> str:
 
 
 def user_agent(headers: Headers) -> bytes:
-    """Return who has sent these headers, in its own words; empty if it does not say."""
+    """Return the client that has sent these headers, in its own words; empty if it does not say."""
     for name, value in headers:
         if name == _USER_AGENT:
             return value

@@ -1,5 +1,5 @@
-"""What breaks the caches of conversations: where the prompt of a next turn begins to differ from
-the one before, and by what.
+"""Causes that break the caches of conversations: where the prompt of a next turn begins to differ
+from the one before, and by what.
 
 A sample of conversations is followed, an agent's or anybody's: no more than MOST_CONVERSATIONS at
 a time and LOOKS_A_SECOND. What is kept of a prompt is hashes and numbers: some of its block keys,
@@ -75,7 +75,7 @@ class Seen(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class Conversations(Extension):
-    """An extension. `today`: the date, where clocks are wrong or tests run."""
+    """Counts broken turns. `today`: the date, where clocks are wrong or tests run."""
 
     today: Callable[[], date] = date.today
     looked_at: int = 0  # requests
@@ -243,7 +243,7 @@ def _cause(before: Seen, seen: Seen, lines: Sequence[str]) -> str:
 
 
 def _kind(line: str) -> str:
-    """What in a line of the system prompt is likely to be new each time."""
+    """Return what in a line of the system prompt is likely to be new each time."""
     if _HASH.search(line):
         return "hash"
     return "time" if _TIME.search(line) else "system"

@@ -24,7 +24,7 @@ _MOST_PROBLEMS = 4  # of one engine
 
 
 class OutageRow(msgspec.Struct, frozen=True):
-    """What is heard of an engine that is out. Times are Unix times."""
+    """The outage of an engine, as its row shows it. Times are Unix times."""
 
     kind: str
     heard: float | None  # when it last answered

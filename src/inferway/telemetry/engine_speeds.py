@@ -1,5 +1,5 @@
-"""How fast each engine is beside its fellows, and what waits there for longer than expected, as
-`expected-ttft` has learned it from answers.
+"""Slow engines, compared with their fellows, and requests that wait there for longer than expected,
+as `expected-ttft` has learned it from answers.
 
 Fellows serve the same model in the same role. An engine is *slow* that takes LEAST_TIMES as long as
 the median of its fellows, for a token of a prompt or of an answer; it is slow until it takes less
@@ -48,7 +48,7 @@ _HARDWARE = ("gpu", "hardware", "accelerator", "instance-type", "device", "node-
 
 
 class Speed(msgspec.Struct, frozen=True):
-    """What an engine takes, in milliseconds: for a token of a prompt of the usual length, and for
+    """The milliseconds that an engine takes for a token of a prompt of the usual length, and for
     one of an answer that it computes alone; None while too few answers have said how long they
     are."""
 
@@ -89,7 +89,7 @@ _NONE = Wait()
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What other processes know: by endpoint the speeds of those that are well known, and what
+    """The figures of other processes: by endpoint the speeds of those that are well known, and what
     waits there; and by engine what its outage has done to their requests."""
 
     speeds: Mapping[str, Speed] = field(default_factory=dict)
@@ -138,7 +138,7 @@ class EngineSpeeds:
 
     def expected_seconds(self, engine: Engine) -> float | None:
         """Return what the engine should take for what it has to compute next, in seconds; None if
-        nobody knows."""
+        it is not known."""
         told = [each.expected_seconds(engine.endpoints) for each in self.plugins]
         return max([seconds for seconds in told if seconds is not None], default=None)
 
@@ -271,7 +271,7 @@ def told_by(processes: Sequence[Iterable[Sample]]) -> Told:
 
 
 def _speed_told(engine: str, costs: Mapping[tuple[str, str], float]) -> Speed:
-    """How long answers are is not told, and so nothing of their tokens."""
+    """Return a speed by costs that do not tell how long answers are."""
     parts = [TTFT_FEATURES[part] for part in (FIXED, OWN, PAIRS)]
     fixed, own, pair = [costs.get((engine, part), 0.0) for part in parts]
     return Speed(_prompt_token_ms(fixed, own, pair, USUAL_TOKENS), None)
@@ -302,7 +302,7 @@ def _prompt_token_ms(fixed: float, own: float, pair: float, tokens: float) -> fl
 
 
 def _speed_of(engine: Engine, known: Mapping[str, Speed]) -> Speed | None:
-    """Of several endpoints the slowest."""
+    """Return the speed of an engine, of several endpoints that of the slowest."""
     speeds = [known[each.name] for each in engine.endpoints if each.name in known]
     if not speeds:
         return None

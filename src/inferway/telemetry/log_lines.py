@@ -1,4 +1,4 @@
-"""How lines of the log are written, as text and as JSON. Both have the date and the zone's offset.
+"""The form of lines of the log, as text and as JSON. Both have the date and the zone's offset.
 
 text    2026-11-23T09:24:40.123+00:00 INFO    inferway: the gateway listens on http://…
 json    {"time":"2026-11-23T09:24:40.123+00:00","level":"info","logger":"inferway","message":"…"}
@@ -20,14 +20,14 @@ _PLAIN = re.compile(r"[!#-<>-~]+")  # printable ASCII without space, quote and e
 
 
 def stamp(seconds: float) -> str:
-    """A moment of time.time() in the local zone: ISO 8601 with milliseconds and the offset."""
+    """Return a moment of time.time() in local ISO 8601, with milliseconds and the offset."""
     milliseconds = int(seconds * 1000)
     return _second(milliseconds // 1000) % (milliseconds % 1000)
 
 
 @lru_cache(maxsize=4)
 def _second(whole: int) -> str:
-    """With a place for the milliseconds."""
+    """Return a second as text, with a place for the milliseconds."""
     local = time.localtime(whole)
     offset = time.strftime("%z", local)
     return f"{time.strftime('%Y-%m-%dT%H:%M:%S', local)}.%03d{offset[:3]}:{offset[3:]}"
@@ -93,7 +93,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def _encodable(text: str) -> str:
-    """Without halves of surrogate pairs, which are no Unicode."""
+    """Return the text without halves of surrogate pairs, which are no Unicode."""
     return text.encode(errors="backslashreplace").decode()
 
 

@@ -37,7 +37,7 @@ def pod_scores(candidates: Candidates) -> dict[str, float]:
 
 
 def pod_score(value: float) -> float:
-    """Whole blocks are whole numbers, as the seed shows them."""
+    """Return whole blocks as a whole number, as the seed shows them."""
     return int(value) if float(value).is_integer() else round(float(value), 3)
 
 
@@ -129,7 +129,7 @@ class AlarmObserver(Extension):
         if not routed.decision.reason.is_whole:
             return  # what is known may be too short to be found
         if not all(item.is_read for items in routed.prompts.values() for item in items):
-            return  # nobody has looked
+            return  # its engine does not look in its cache
         prompts = _chosen_prompts(routed)
         first = next((prompt for prompt in prompts if prompt.block_keys), None)
         warning = alarm.observe(
@@ -143,7 +143,7 @@ class AlarmObserver(Extension):
 
 
 class WantsPrompts(Protocol):
-    """Who looks for the place of events (fleet.orphan_resolution.OrphanResolver)."""
+    """Finds the places of events by prompts (fleet.orphan_resolution.OrphanResolver)."""
 
     @property
     def wanted(self) -> bool: ...

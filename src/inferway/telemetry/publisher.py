@@ -1,4 +1,4 @@
-"""What leaves on the side: decisions and KV events, published over ZMQ (seed 003).
+"""Decisions and KV events, published over ZMQ (seed 003).
 
 Frames: topic | 8-byte big-endian sequence number from 1 | msgpack map. Topics, with "/" in a
 model's name written as "_":
@@ -91,7 +91,7 @@ class ZmqPublisher:
 
 
 def topic_name(model: str) -> str:
-    """A model's name as part of a topic."""
+    """Return a model's name as part of a topic."""
     return model.replace("/", "_")
 
 

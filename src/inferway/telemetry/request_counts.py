@@ -1,4 +1,4 @@
-"""What /metrics tells of requests by model: how they ended, and how long they took.
+"""Request counts of /metrics, by model: how requests ended, and how long they took.
 
 Measured where an answer leaves the gateway, and named and counted as vLLM does it for one engine
 (vllm/v1/metrics), so that the two can be laid on each other:
@@ -21,7 +21,7 @@ from inferway.extension import CLIENT_GONE, EndedAnswer, Extension
 from inferway.metrics import Family, Histogram, counter, histogram
 from inferway.routing.record import Passed, Record, timing
 
-OTHER = "other"  # the label of models that nobody serves
+OTHER = "other"  # the label of models that no engine serves
 MAX_MODELS = 256  # with a label of their own: adapters come and go
 
 # vLLM's bounds (v1/metrics/loggers.py), and some below them: a cached prompt's first token, and a
@@ -140,8 +140,8 @@ class RequestCounts(Extension):
     models: dict[str, ModelRequests] = field(default_factory=dict)
 
     def follow(self, record: Record) -> Passed:
-        """Return what is told when pieces of the request's answer pass, if that is a stream. Its
-        model is known, and generates."""
+        """Return a function that is called when pieces of the request's answer pass, if that is a
+        stream. Its model is known, and generates."""
         model = self.models.get(record.known_model) or self._of_model(record.known_model)
         record.is_timed = True
         return model.passed
@@ -165,13 +165,13 @@ class RequestCounts(Extension):
         model.endings[status, outcome] += 1
 
     def flush(self) -> None:
-        """Called each second, and before anybody reads."""
+        """Count what waits; called each second, and before the counts are read."""
         for model in self.models.values():
             model.settle()
 
     def families(self) -> Iterator[Family]:
-        """Yield what /metrics shows of all models that were asked for; names that nobody serves are
-        one of them."""
+        """Yield what /metrics shows of all models that were asked for; names that no engine serves
+        are one of them."""
         self.flush()
         models = self.models.values()
         yield counter(

@@ -240,7 +240,7 @@ class RequestSpan(RequestListener):
         span.end(int(answer.at * 1e9))
 
     def cut(self) -> None:
-        """Ends it as it is: nobody is going to say how the answer ended."""
+        """End the span as it is: there is no word of how the answer ended."""
         self._span.end()
 
 

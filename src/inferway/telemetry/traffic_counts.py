@@ -1,5 +1,5 @@
-"""What of the traffic keeps caches from being used (GET /admin/traffic): which clients' requests go
-by load, where and why, and what breaks the prompts of conversations."""
+"""Traffic that keeps caches from being used (GET /admin/traffic): which clients' requests go by
+load, where and why, and what breaks the prompts of conversations."""
 
 from __future__ import annotations
 

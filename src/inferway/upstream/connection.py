@@ -128,7 +128,7 @@ class EngineConnection(SlicedProtocol):
 
     @property
     def is_idle(self) -> bool:
-        """Whether no exchange is under way."""
+        """True if no exchange is under way."""
         return self._exchange is None
 
     def pause(self) -> None:
@@ -322,7 +322,7 @@ class EngineConnection(SlicedProtocol):
 
     def on_body(self, body: bytes) -> None:
         if self._complete:
-            self._reusable = False  # of an answer nobody asked for, or of one to HEAD
+            self._reusable = False  # of an unasked answer, or of one to HEAD
         else:
             self._pieces.append(body)
             self._awaited -= len(body)
@@ -439,7 +439,7 @@ class EngineConnection(SlicedProtocol):
 
 
 class _BadAnswerError(Exception):
-    """What llhttp lets pass and we do not."""
+    """An answer that llhttp lets pass and we do not."""
 
 
 def _merge_repeated(headers: list[tuple[bytes, bytes]], fields: dict[bytes, bytes]) -> None:

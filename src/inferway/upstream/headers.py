@@ -1,4 +1,4 @@
-"""Which headers travel on, and their form on the wire. Names are lower case throughout.
+"""Header fields that travel on, and their form on the wire. Names are lower case throughout.
 
 RFC 9110 section 7.6.1: what `Connection` names, and the fields below, belong to one connection
 and end here. Framing (Content-Length, Transfer-Encoding) and Host are written anew.
@@ -27,7 +27,7 @@ HOP_BY_HOP: frozenset[bytes] = frozenset(
 )
 REWRITTEN: frozenset[bytes] = frozenset({b"host", b"content-length", b"expect"})
 
-# Values of `Connection`, as nearly everybody writes them, that name no field.
+# The usual values of `Connection`, which name no field.
 PLAIN_CONNECTION = frozenset({b"keep-alive", b"Keep-Alive", b"close", b"Close"})
 _LINE = b": ".join
 _OPTIONS = frozenset({b"keep-alive", b"close"})
@@ -41,7 +41,7 @@ _Head = TypeVar("_Head")
 
 
 class KnownHeads(Generic[_Head]):
-    """What has been read of heads, by their bytes without the digits of Content-Length. Clients and
+    """Parsed heads of messages, by their bytes without the digits of Content-Length. Clients and
     engines send the same head again and again, and to parse it takes most of the time that a
     request's bytes take."""
 
@@ -76,7 +76,7 @@ class KnownHeads(Generic[_Head]):
 
 
 def named_by_connection(headers: Headers) -> frozenset[bytes]:
-    """The fields that `Connection` names as hop-by-hop; empty for a plain keep-alive or close."""
+    """Return the fields that `Connection` names; empty for a plain keep-alive or close."""
     named: set[bytes] = set()
     for name, value in headers:
         if name == b"connection":
@@ -85,7 +85,7 @@ def named_by_connection(headers: Headers) -> frozenset[bytes]:
 
 
 def header_block(headers: Headers, dropped: Set[bytes] = frozenset()) -> bytes:
-    """`name: value` lines, each with its CRLF, without those whose name is in `dropped`."""
+    """Return lines `name: value`, each with its CRLF, but those with a name in `dropped`."""
     if dropped:
         headers = [header for header in headers if header[0] not in dropped]
     # Joins, because bytes formatting takes three times as long.

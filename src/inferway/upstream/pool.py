@@ -30,8 +30,8 @@ log = logging.getLogger("inferway.upstream")
 # A host that has gone without a word, or is cut off, is found out by its kernel's silence: with the
 # defaults of Linux after two hours, and what was sent to it after 15 minutes.
 _KEEP_ALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}  # seconds, seconds, probes
-# That what was sent may be unacknowledged, or wait for room at an engine that is busy with what it
-# has read: it may take that long over a prompt of megabytes.
+# How long what was sent may be unacknowledged, or wait for room at an engine that is busy with what
+# it has read: it may take that long over a prompt of megabytes.
 _USER_TIMEOUT_MS = 60_000
 
 # uvicorn, which serves vLLM, closes connections that were idle for 5 s.
@@ -197,8 +197,8 @@ class Pool:
 
     @property
     def unread(self) -> float:
-        """For so many seconds at most what has just been read may have been here: normally one or
-        two, but longer if the whole process stood still."""
+        """The seconds for which bytes that were just read may have waited here at most: normally
+        one or two, but longer if the whole process stood still."""
         return monotonic() - self._swept_before  # not the loop's time, which stands in between
 
     def _sweep(self) -> None:

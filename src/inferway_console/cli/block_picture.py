@@ -1,4 +1,4 @@
-"""The blocks of a prompt as a row of characters for each candidate: who held what, and where it
+"""The blocks of a prompt as a row of characters for each candidate: what it held, and where that
 ended."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`inferway explain`: the record of one request in words, and a picture of who held its blocks."""
+"""The command `inferway explain`: a request's record in words, and a picture of its blocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the answers of each engine have taken of late, from the records of requests."""
+"""Times that the answers of each engine have taken of late, from the records of requests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LATEST = 200  # answers of an engine that count
 
 
 class Times(msgspec.Struct, frozen=True):
-    """Of the last answers of one engine. In milliseconds; None: none of them was streamed."""
+    """The times of one engine's last answers, in ms; None: none of them was streamed."""
 
     requests: int
     failed: int

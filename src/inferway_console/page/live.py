@@ -1,4 +1,4 @@
-"""Pictures to all who look, twice a second at most, and nothing while nobody does.
+"""Pictures to all readers of the page, twice a second at most, and nothing while there are none.
 
 A reader that does not read gets nothing more until it has: what it missed is not kept, it gets the
 whole picture then. The server closes the connection of one that reads nothing for long
@@ -29,7 +29,7 @@ _log = logging.getLogger("inferway.page")
 
 
 class Answer(Protocol):
-    """The answer to one who looks (http.responder.Responder)."""
+    """The answer to one reader (http.responder.Responder)."""
 
     @property
     def client(self) -> str: ...
@@ -38,7 +38,7 @@ class Answer(Protocol):
 
 
 class Reader:
-    """One who looks: the source of an answer's body (http.ends.BodySource)."""
+    """A reader of the page: the source of an answer's body (http.ends.BodySource)."""
 
     def __init__(self, hub: LiveHub, answer: Answer) -> None:
         self._hub = hub
@@ -67,7 +67,7 @@ class Reader:
 
 
 class LiveHub:
-    """Those who look. `interval` in seconds."""
+    """The readers of the page's live stream. `interval` in seconds."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class LiveHub:
         self._interval = interval
         self._clock = clock
         self._readers: dict[Reader, None] = {}  # the newest is last
-        self._picture: Picture | None = None  # the last one, while somebody looks
+        self._picture: Picture | None = None  # the last one, while there are readers
         self._tasks = Tasks(_log, "the page's live stream ended by a fault of the gateway")
         self._is_closed = False
 

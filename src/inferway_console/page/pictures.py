@@ -1,5 +1,5 @@
-"""All that the page shows at one moment, made once for all who look, and what has changed since the
-moment before. It is made in slices, so that no request waits for it."""
+"""The whole content of the page at one moment, made once for all readers, and what has changed
+since the moment before. It is made in slices, so that no request waits for it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from inferway import __version__
 from inferway.model import Alarm
 from inferway.tasks import TimeSlice
 from inferway.telemetry.alarms import fleet_alarms
-from inferway.telemetry.engine_rows import EngineRows
-from inferway_console.page.engine_times import EngineTimes
-from inferway_console.page.rows import PageRow, RequestRow, page_row, request_row
+from inferway.telemetry.engine_rows import EngineRow, EngineRows
+from inferway_console.page.engine_times import EngineTimes, Times
 from inferway_console.page.timeline import Timeline
+from inferway_console.records.record import Miss, RequestRecord
 from inferway_console.records.ring import RecordRing
 
 MOST_REQUESTS = 60  # that are shown
@@ -27,9 +27,51 @@ _JUDGE_SECONDS = 5.0
 Judge = Callable[[], Sequence[Alarm]]
 
 
+class PageRow(EngineRow, frozen=True, kw_only=True):
+    """An engine's row, and what its answers of late took."""
+
+    times: Times | None  # None: it has had none
+
+
+class RequestRow(msgspec.Struct, frozen=True):
+    """A request that has ended, in one line. `seq` is the number of its record."""
+
+    seq: int
+    id: str
+    at: float
+    model: str
+    chosen: str
+    streamed: bool
+    prompt_tokens: int
+    prompt_blocks: int
+    block_size: int
+    reachable_blocks: int
+    chosen_blocks: int
+    delivered_tokens: int
+    missed: Sequence[Miss]
+    expected_ttft_ms: float
+    ttft_ms: float
+    total_ms: float
+    status: int
+    outcome: str
+    reason: str
+
+
+def page_row(row: EngineRow, times: Times | None) -> PageRow:
+    """Return the engine's row with the times of its answers."""
+    fields = {name: getattr(row, name) for name in EngineRow.__struct_fields__}
+    return PageRow(**fields, times=times)
+
+
+def request_row(seq: int, record: RequestRecord) -> RequestRow:
+    """Return the line of a record."""
+    told = {name: getattr(record, name) for name in RequestRow.__struct_fields__ if name != "seq"}
+    return RequestRow(seq=seq, **told)
+
+
 class Picture:
-    """What is shown at one moment. `whole` is for who has seen nothing yet, `changes` for who has
-    seen the picture before; both are events of a stream, encoded once however many look."""
+    """The state of the page at one moment. `whole` is for who has seen nothing yet, `changes` for
+    who has seen the picture before; both are events of a stream, encoded once however many look."""
 
     def __init__(self, everything: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
         self._everything = everything

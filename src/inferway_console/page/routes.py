@@ -13,7 +13,11 @@ on paths for admins only (`auth`).
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from importlib.resources.abc import Traversable
 
 import msgspec
 
@@ -31,11 +35,17 @@ from inferway.http.server import Handler
 from inferway.http.session_cookie import PAGE_HEADER, cookie, cookie_of
 from inferway.http.sessions import SECONDS
 from inferway.model import Headers
-from inferway_console.page.files import INDEX, StaticFile, static_files
 from inferway_console.page.live import LiveHub
 
 LIVE = "/admin/live"
 PREFIX = "/page/"
+INDEX = "index.html"
+_TYPES = {
+    "html": b"text/html; charset=utf-8",
+    "js": b"text/javascript; charset=utf-8",
+    "css": b"text/css; charset=utf-8",
+    "svg": b"image/svg+xml",
+}
 _MAX_LOGIN_BYTES = 8 * 1024
 _FORWARDED = (b"x-forwarded-for", b"forwarded", b"x-real-ip")
 
@@ -58,8 +68,36 @@ _STREAM: Headers = (
 )
 
 
+class StaticFile(msgspec.Struct, frozen=True):
+    """A file that a browser may load."""
+
+    content_type: bytes
+    body: bytes
+    etag: bytes
+
+
+@cache
+def static_files() -> Mapping[str, StaticFile]:
+    """Return the page's files by their path below `static`, read once: the package brings them, and
+    static/vendor/README.md says which of them others have written."""
+    return dict(_below(files("inferway_console.page") / "static", ""))
+
+
+def _below(folder: Traversable, prefix: str) -> list[tuple[str, StaticFile]]:
+    found = []
+    for each in folder.iterdir():
+        content_type = _TYPES.get(each.name.rpartition(".")[2])
+        if each.is_dir():
+            found += _below(each, f"{prefix}{each.name}/")
+        elif content_type is not None:
+            body = each.read_bytes()
+            etag = b'"%b"' % hashlib.sha256(body).hexdigest()[:16].encode()
+            found.append((prefix + each.name, StaticFile(content_type, body, etag)))
+    return found
+
+
 class Login(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the form of the page sends."""
+    """The fields of the page's login form."""
 
     key: str
 

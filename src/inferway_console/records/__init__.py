@@ -1,1 +1,1 @@
-"""What is kept of requests that have ended, and why they went as they did."""
+"""Records of requests that have ended, and why they went as they did."""

@@ -1,4 +1,4 @@
-"""Where two prompts, as token ids, part, and whether and where they come together again."""
+"""The places where two prompts, as token ids, part, and where they come together again."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SHIFT = np.uint64(32)
 
 
 class Rejoining(msgspec.Struct, frozen=True):
-    """Where two prompts are equal again: WINDOW tokens from these places on."""
+    """The places where two prompts are equal again for WINDOW tokens."""
 
     left: int
     right: int

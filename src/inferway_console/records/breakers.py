@@ -1,5 +1,5 @@
-"""What breaks caches, from live traffic: prompts that are nearly the same and part early, because a
-few tokens near their start differ.
+"""Cache breakers in live traffic: prompts that are nearly the same and part early, because a few
+tokens near their start differ.
 
 A sample of prompts is looked at, off the request path. Each is compared with the prompts before it
 that have most of its pieces (alignment.WINDOW tokens in a row, wherever they stand). It is *broken*
@@ -146,7 +146,7 @@ class CacheBreakers(Extension):
 
     @property
     def has_work(self) -> bool:
-        """Whether prompts wait to be looked at."""
+        """True if prompts wait to be looked at."""
         return bool(self._waiting)
 
     def work(self, is_over: Callable[[], bool] | None = None) -> None:
@@ -201,7 +201,7 @@ class CacheBreakers(Extension):
         }
 
     def _share(self, model: str, found: Breaker) -> float:
-        """Which part of the model's prompt tokens it has cost."""
+        """Return which part of the model's prompt tokens the breaker has cost."""
         return round(found.lost_tokens / max(self.tokens[model], 1), 4)
 
     def _look(self, look: Look) -> None:

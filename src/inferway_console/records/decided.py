@@ -1,4 +1,4 @@
-"""What is noted of a request when it is decided, and not looked at before it has ended."""
+"""Details of a decision, noted when a request is decided, and not looked at before it has ended."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class DecidedRequest(msgspec.Struct):
     may_cut: bool  # the engine may cut the prompt off
     has_costs: bool  # else its target has a score
     # What was found out meanwhile:
-    elsewhere: Elsewhere | None = None  # who held more of it and was no candidate
+    elsewhere: Elsewhere | None = None  # the endpoint that held more of it and was no candidate
     missed: tuple[Miss, ...] = ()
     # Once its candidates are packed:
     packed: bytes = b""
@@ -110,7 +110,7 @@ class DecidedBatch:
     roster: Roster
     num_columns: int
     candidates: Candidates  # of one of them
-    are_all: bool  # nobody else is in the fleet
+    are_all: bool  # no other endpoint is in the fleet
     most: int  # are packed together
     waiting: list[tuple[DecidedRequest, Columns]] = field(default_factory=list)
 

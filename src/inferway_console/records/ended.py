@@ -1,5 +1,4 @@
-"""What has come of a request, and what it was decided by -> its row, and how much less it reused
-than it could have."""
+"""An ended request and its decision -> its row, and how much less it reused than it could have."""
 
 from __future__ import annotations
 
@@ -124,7 +123,7 @@ def _reach(noted: DecidedRequest, blocks: int, chosen: int, names: Names) -> tup
 
 
 def _outcome_of(status: int) -> str:
-    """Of an answer that no engine has given."""
+    """Return the outcome of an answer that no engine has given."""
     if status in (0, CLIENT_GONE):
         return "client_gone"
     return "error" if status >= 500 else "refused" if status >= 400 else "ok"

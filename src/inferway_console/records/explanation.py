@@ -1,4 +1,4 @@
-"""What was weighed of a request -> why it goes where it goes, for people and programs to read."""
+"""A decision -> why the request goes where it goes, for people and programs to read."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ WORDS = {
 
 
 class CandidateView(msgspec.Struct, frozen=True):
-    """What was known of one endpoint."""
+    """The figures of one endpoint, as they were known."""
 
     endpoint: str
     chosen: bool

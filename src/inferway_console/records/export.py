@@ -1,4 +1,4 @@
-"""What was recorded -> the forms that other programs read, and a summary in words. Pure."""
+"""Records -> the forms that other programs read, and a summary in words. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fleet -> lines of record files: who is there, and what has changed since one looked last."""
+"""The fleet -> lines of record files: its engines, and what has changed since the last line."""
 
 from __future__ import annotations
 

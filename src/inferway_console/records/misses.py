@@ -1,4 +1,4 @@
-"""Why less of a prompt was reused than could have been: from what was known when it was decided,
+"""Reasons for less reuse of a prompt than was possible: from what was known when it was decided,
 and from what the engine has said. Pure."""
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def of_decision(record: Record, noted: DecidedRequest, chosen: int) -> Sequence[
 
 
 def _held_in_vain(record: Record, noted: DecidedRequest) -> Miss | None:
-    """What the engine holds of full attention, and cannot reuse for its other caches."""
+    """Return blocks held of full attention that the engine's other caches do not allow."""
     target = record.target
     reuse = None if target is None else noted.found.reuse.get(target.endpoint.holder)
     if target is None or reuse is None or not noted.block_size:
@@ -69,8 +69,7 @@ def _filtered(blocks: int, detail: str) -> Miss:
 
 
 class Evidence(NamedTuple):
-    """What was found out of an endpoint when a request had ended that reused less than was
-    believed."""
+    """The findings at an endpoint when a request had ended that reused less than was believed."""
 
     believed: int  # blocks that the index said it held when the request was decided
     held: int  # the same, as of now
@@ -143,5 +142,5 @@ def _innocent(miss: Miss) -> Verdict:
 
 
 def _is_known(record: Record) -> bool:
-    """Whether the prompt was known to its end: of others only a prefix was counted."""
+    """Return whether the prompt was known to its end: of others only a prefix was counted."""
     return record.reason in ("kv-aware", "remote")

@@ -1,4 +1,4 @@
-"""A prompt that nobody holds, and that somebody holds under another cache salt or adapter.
+"""Prompts that no engine holds, and that an engine holds under another cache salt or adapter.
 
 Of prompts that have either, the first block is remembered by the key that it would have without.
 Where such a prompt, or a plain one with the same first block, is found nowhere, its keys are made
@@ -38,7 +38,7 @@ class Matches(Protocol):
 
 
 class Extras(msgspec.Struct, frozen=True):
-    """What sets a prompt's blocks apart."""
+    """The adapter and the salt that set a prompt's blocks apart."""
 
     adapter: str | None = None
     salt: str | None = None
@@ -48,7 +48,7 @@ class Extras(msgspec.Struct, frozen=True):
         return request_extras(self.adapter, self.salt, self.path)
 
     def kind(self, other: Extras) -> MissKind:
-        """Why what the other one has stored is none of this one's."""
+        """Return why this prompt reuses none of the blocks that the other one has stored."""
         return MissKind.OTHER_ADAPTER if self.adapter != other.adapter else MissKind.SALTED
 
 

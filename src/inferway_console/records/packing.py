@@ -42,7 +42,7 @@ Tiers = Mapping[str, tuple[tuple[int, int], ...]]  # by endpoint, of those with 
 
 
 class RequestKind(NamedTuple):
-    """What many requests have in common."""
+    """The values that many requests have in common."""
 
     model: str = ""
     path: str = ""

@@ -56,7 +56,7 @@ Named = tuple[DifferenceKind, tuple[str, str]]  # and the texts around the place
 
 @dataclass(slots=True, eq=False, repr=False)
 class RememberedPrompt:
-    """What is kept of a prompt, to compare others with."""
+    """A prompt that is kept to compare others with."""
 
     token_ids: TokenIds
     pieces: Sequence[int]

@@ -40,7 +40,7 @@ class _Kept(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True, repr=False)
 class PromptTexts(Extension):
-    """An extension. The oldest prompts are dropped over `max_bytes`."""
+    """Keeps prompts of requests. The oldest prompts are dropped over `max_bytes`."""
 
     max_bytes: int = MAX_BYTES
     num_bytes: int = 0

@@ -38,7 +38,7 @@ class Recorded(msgspec.Struct, frozen=True):
 
 
 class FileRead(msgspec.Struct):
-    """What was found of one file."""
+    """The state of one file that was read."""
 
     path: Path
     header: FileHeader | None = None
@@ -63,7 +63,7 @@ class RecordReader:
 
     @property
     def damaged(self) -> list[str]:
-        """What could not be read, a sentence for each file."""
+        """The files that could not be read whole, in a sentence each."""
         return [f"{each.path}: {each.damaged}" for each in self.files if each.damaged]
 
     def __iter__(self) -> Iterator[Recorded | FleetLine]:

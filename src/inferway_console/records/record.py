@@ -1,4 +1,4 @@
-"""What is kept of one request once it has ended: where it could have gone, where it went, what came
+"""The record of one request once it has ended: where it could have gone, where it went, what came
 of that, and why the three differ. Names, numbers and reasons; no text and no token ids.
 
 reachable   the longest prefix of the prompt that any endpoint held
@@ -13,17 +13,17 @@ from enum import StrEnum
 
 import msgspec
 
-# Behind who has picked the endpoint, where that was done to get to know it.
+# Suffix of the picker's name, where the endpoint was picked to get to know it.
 A_TRY = ", as a try of an engine that is hardly known"
 MOST_CANDIDATES = 8  # of a record: the chosen one, the longest holder, then the cheapest
 
 
 class MissKind(StrEnum):
-    """Why less of a prompt was reused than could have been."""
+    """The reason why less of a prompt was reused than could have been."""
 
     # reachable and not chosen
     MOVED_FOR_LOAD = "moved-for-load"  # to wait there would have cost more than to compute it
-    FILTERED = "filtered"  # who held it might not be chosen: ejected, drained, full, ...
+    FILTERED = "filtered"  # its holder might not be chosen: ejected, drained, full, ...
     # held by someone, and never reachable for this request
     SALTED = "salted"  # under another cache salt
     OTHER_ADAPTER = "other-adapter"  # under another adapter, or the base model
@@ -39,12 +39,12 @@ class MissKind(StrEnum):
 
     @property
     def is_innocent(self) -> bool:
-        """Whether it is explained without the picture of the engine having been wrong."""
+        """True if the miss is explained without the picture of the engine having been wrong."""
         return self is not MissKind.STALE
 
 
 class Miss(msgspec.Struct, frozen=True):
-    """So many blocks were not reused, and why."""
+    """The number of blocks that were not reused for one reason."""
 
     kind: str  # MissKind
     blocks: int
@@ -52,7 +52,7 @@ class Miss(msgspec.Struct, frozen=True):
 
 
 class CandidateRecord(msgspec.Struct, frozen=True):
-    """What was known of one endpoint that might have been chosen."""
+    """The figures of one endpoint that might have been chosen."""
 
     endpoint: str
     blocks: int  # of the prompt that it held, from the first on without a hole
@@ -105,5 +105,5 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_missed(self) -> bool:
-        """Whether less was reused than could have been, as far as the engine has told."""
+        """True if less was reused than could have been, as far as the engine has told."""
         return any(miss.kind != MissKind.SILENT for miss in self.missed)

@@ -53,7 +53,7 @@ _UNKNOWN = Matched(Prompt(np.array((), np.uint32), ()), MatchResult())  # none, 
 
 
 class Whereabouts(Protocol):
-    """Knows all endpoints (records.whereabouts)."""
+    """Knows all endpoints (records.records)."""
 
     def num_endpoints(self) -> int: ...
     def of(self, holder: HolderId, routed: Routed) -> tuple[str, str] | None:
@@ -67,7 +67,7 @@ Doubt = Callable[[Ended, DecidedRequest, int], bool]
 
 
 class LooksElsewhere(Protocol):
-    """Finds out whether a prompt that nobody holds is held under another salt or adapter."""
+    """Finds out whether a prompt without holders is held under another salt or adapter."""
 
     def look(self, routed: Routed, prompt: Prompt, noted: DecidedRequest) -> None: ...
 
@@ -80,7 +80,7 @@ class _Records(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Recorder(Extension):
-    """An extension. `clock` is the director's."""
+    """An extension that records requests. `clock` is the director's."""
 
     name = "records"
 
@@ -104,7 +104,7 @@ class Recorder(Extension):
         self.ring = ring
         self.keeps_keys = keeps_keys  # until the files end
         self.keys: list[tuple[int, Sequence[BlockKey]]] = []  # record's number, its blocks
-        self.doubt: Doubt | None = None  # None: nobody looks into what was not delivered
+        self.doubt: Doubt | None = None  # None: blocks that were not delivered are not looked into
         self._clock = clock
         self._wall_clock = wall_clock
         self._picked_by = picked_by
@@ -301,7 +301,7 @@ class Recorder(Extension):
     def _elsewhere(
         self, routed: Routed, found: Mapping[HolderId, int], chosen: int
     ) -> Elsewhere | None:
-        """Who held more than the chosen one and all others, and was no candidate."""
+        """Return the endpoint that held more than all candidates, and was none."""
         rows = routed.candidates.rows
         blocks, holder = longest(found)
         if holder in rows or blocks <= chosen or self._whereabouts is None:
@@ -337,7 +337,7 @@ def _prompts_of(routed: Routed, chosen: int) -> tuple[int, Sequence[Matched]]:
 def _few(
     roster: Roster, candidates: Candidates, columns: Columns, chosen: int
 ) -> tuple[Roster, Columns, int]:
-    """Of very many candidates, those that are kept, the chosen one first: all others are let go at
-    once."""
+    """Return the candidates that are kept of very many, the chosen one first: all others are let go
+    at once."""
     rows = nearest(candidates, chosen)
     return roster.of(rows), tuple([column.take(rows, axis=0) for column in columns]), 0

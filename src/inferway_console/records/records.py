@@ -1,15 +1,21 @@
-"""What is kept of requests, whole: the ring, who fills it, who finds out why, and who looks at what
-their prompts have in common."""
+"""The records as a whole: the ring, what fills it, what finds out why, and what looks for what
+prompts have in common."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 
 from inferway.config import ServeSettings
 from inferway.extension import Core, Extension
+from inferway.fleet.engine import Engine
+from inferway.fleet.fleet import Fleet
 from inferway.metrics import Family
+from inferway.model import HolderId
 from inferway.routing.director import EVENT_SECONDS
+from inferway.routing.journey import Routed
+from inferway.routing.limits.outlier_detection import OutlierDetection
 from inferway.tasks import Later
 from inferway_console.records.fleet_lines import FleetLines
 from inferway_console.records.other_extras import OtherExtras
@@ -17,8 +23,39 @@ from inferway_console.records.recorder import Recorder
 from inferway_console.records.ring import RecordRing
 from inferway_console.records.shortfalls import Shortfalls
 from inferway_console.records.watch import PromptWatch
-from inferway_console.records.whereabouts import FleetWhereabouts
 from inferway_console.records.writer import RecordFiles, RecordWriter
+
+
+@dataclass(frozen=True, slots=True)
+class FleetWhereabouts:
+    """The endpoints that hold a prompt and may not get it: which, and why not."""
+
+    fleet: Fleet
+    standing: OutlierDetection
+
+    def num_endpoints(self) -> int:
+        """Return how many there are, whatever they serve and however they are."""
+        return sum([len(engine.endpoints) for engine in self.fleet.engines])
+
+    def of(self, holder: HolderId, routed: Routed) -> tuple[str, str] | None:
+        """Return the name of an endpoint that was no candidate for the request, and why; None if it
+        has left."""
+        for engine in self.fleet.engines:
+            for endpoint in engine.endpoints:
+                if endpoint.holder == holder:
+                    return endpoint.name, self._why(engine, routed)
+        return None
+
+    def _why(self, engine: Engine, routed: Routed) -> str:
+        if engine.name in self.standing.drained:
+            return "drained"
+        if engine.name in self.standing.ejected:
+            return "ejected, after failures"
+        if not engine.healthy:
+            return "it does not answer"
+        if routed.model.name not in engine.model_names:
+            return "it does not serve the model"
+        return "full, too short a context, or not allowed by a proxy"
 
 
 class Records:
@@ -55,7 +92,7 @@ class Records:
 
     @property
     def extensions(self) -> Sequence[Extension]:
-        """Those that look at requests and answers."""
+        """The extensions that look at requests and answers."""
         watching = self.watch.extensions if self._settings.scoring else ()
         return [*([self.recorder] if self.is_on else []), *watching]
 

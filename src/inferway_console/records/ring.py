@@ -1,4 +1,4 @@
-"""The records of the last requests, in memory, packed; they are unpacked when somebody looks."""
+"""The records of the last requests, in memory, packed; they are unpacked when they are read."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ class RecordRing:
 
     @property
     def oldest_at(self) -> float | None:
-        """When the request of the oldest record came; None without records."""
+        """The time when the request of the oldest record came; None without records."""
         self.settle()
         return self._pages[0].rows()[0].at if self._pages else None
 

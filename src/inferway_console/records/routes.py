@@ -36,7 +36,7 @@ _NAMES = frozenset({"limit", "model", "outcome", "missed", "slowest"})
 
 
 class _Query(msgspec.Struct, frozen=True):
-    """Which records are asked for."""
+    """The records that are asked for."""
 
     limit: int = DEFAULT_LIMIT
     model: str | None = None
@@ -162,7 +162,7 @@ class RecordPages:
         return None if oldest is None else round(max(0.0, self._wall_clock() - oldest), 1)
 
     def _kept(self) -> str:
-        """How long records are kept, in words."""
+        """Return how long records are kept, in words."""
         ring, oldest = self._ring, self._oldest_seconds()
         if not ring.capacity:
             return "none are kept (records.requests is 0)"

@@ -1,5 +1,5 @@
-"""What an engine has not delivered though it was believed to hold it: why, and what is done about
-it.
+"""Shortfalls: blocks that an engine has not delivered though it was believed to hold them, why, and
+what is done about it.
 
 A request that fell short waits for `later`: until then the engine's events have come that may tell
 why. Then the index is asked again. Where nothing explains it, the picture of the engine is wrong:
@@ -161,7 +161,7 @@ class Shortfalls:
         return (*ended[:6], verdict.misses)
 
     def _may_draft(self, endpoint: Endpoint) -> bool:
-        """Whether it is not known of the engine if it drops the last block it matches."""
+        """Return whether it is not known of the engine if it drops the last block it matches."""
         engine, layout = self._fleet.engine(endpoint.engine), self._index.layout(endpoint.holder)
         if engine is None or engine.settings.speculation is not None:
             return False

@@ -1,5 +1,5 @@
-"""What looks at prompts as they pass, beside their requests: what breaks caches, and the texts that
-an admin may ask for."""
+"""Extensions that look at prompts as they pass, beside their requests: for what breaks caches, and
+for the texts that an admin may ask for."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class PromptWatch:
 
     @property
     def extensions(self) -> Sequence[Extension]:
-        """Those that look at each request that was decided by its prompt."""
+        """The extensions that look at each request that was decided by its prompt."""
         return [self.breakers] if self.texts is None else [self.breakers, self.texts]
 
     def start(self) -> None:

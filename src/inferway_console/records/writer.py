@@ -134,7 +134,7 @@ class RecordFiles:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the next `write` begins a file."""
+        """True if the next `write` begins a file."""
         return self._file is None
 
     @property
@@ -218,7 +218,7 @@ class RecordWriter:
 
     @property
     def directory(self) -> Path:
-        """Where the files are."""
+        """The directory with the files."""
         return self._files.directory
 
     def start(self) -> None:

@@ -1,4 +1,4 @@
-"""What Envoy is answered. Pure: values in, ProcessingResponses out, as bytes."""
+"""Answers to Envoy. Pure: values in, ProcessingResponses out, as bytes."""
 
 from __future__ import annotations
 
@@ -7,9 +7,51 @@ from functools import lru_cache
 
 from inferway.errors import FleetError, InferwayError, RequestError, SaturatedError
 from inferway.model import Headers
-from inferway_llmd.ext_proc.encoding import before, field, number
 from inferway_llmd.ext_proc.messages import ProcessingResponse
 from inferway_llmd.ext_proc.reading import DESTINATION, LOAD_BALANCER
+
+
+# Protobuf by hand, for fields of numbers below 16: building a message of upb's costs several times
+# its bytes.
+def varint(number: int) -> bytes:
+    if number < 128:
+        return _ONE_BYTE[number]
+    written = bytearray()
+    while number >= 128:
+        written.append(number & 0x7F | 0x80)
+        number >>= 7
+    written.append(number)
+    return bytes(written)
+
+
+_ONE_BYTE = [bytes([number]) for number in range(128)]
+
+
+def field(number: int, payload: bytes) -> bytes:
+    """Return a field with a message, a string or bytes; also an empty one is written."""
+    size = len(payload)
+    if size < 128:
+        return b"%c%c%b" % (number << 3 | 2, size, payload)
+    return b"%c%b%b" % (number << 3 | 2, varint(size), payload)
+
+
+def number(number: int, value: int) -> bytes:
+    """Return a field with an integer, an enum or a bool; 0 is not written."""
+    return b"%c%b" % (number << 3, varint(value)) if value else b""
+
+
+@lru_cache(maxsize=4096)
+def before(size: int, more: int, *numbers: int) -> bytes:
+    """Return the bytes that precede a field of `size` bytes in nested messages; `numbers` are the
+    fields' numbers from outside. `more` bytes follow the field in the innermost message."""
+    heads = b""
+    for each in reversed(numbers):
+        head = b"%c%b" % (each << 3 | 2, varint(size))
+        heads = head + heads
+        size += len(head) + more
+        more = 0
+    return heads
+
 
 # Some implementations take no more than 64 KiB in a piece (GIE #854); Envoy takes any.
 MAX_PIECE_BYTES = 62_000
@@ -54,7 +96,7 @@ def set_header(name: bytes, value: bytes) -> bytes:
 def request_headers(
     addresses: str, told: Headers, removed: Sequence[bytes], length: int | None
 ) -> bytes:
-    """The pick: the same in the header and in the metadata. `told` are headers that change;
+    """Return the pick, the same in the header and in the metadata. `told` are headers that change;
     `length` is the body's, None without one."""
     destination, metadata = _destination(addresses)
     mutation = destination + b"".join([set_header(name, value) for name, value in told])
@@ -88,7 +130,7 @@ def load_balancer_metadata(values: Mapping[str, str | float]) -> bytes:
 
 
 def request_pieces(body: bytes, *, ended: bool) -> Iterator[bytes]:
-    """The body, in one piece at least. `ended`: no trailers follow."""
+    """Yield the body, in one piece at least. `ended`: no trailers follow."""
     if len(body) <= MAX_PIECE_BYTES:
         yield _piece(_REQUEST_BODY, body, ended)
         return
@@ -152,7 +194,7 @@ def status_of_refusal(error: InferwayError) -> int:
 
 
 def immediate(status: int, text: str, told: Headers = ()) -> bytes:
-    """The client's answer, instead of an engine's."""
+    """Return an answer that Envoy gives the client itself, instead of an engine's."""
     headers = [(b"content-type", b"text/plain"), *told]
     mutation = b"".join([set_header(name, value) for name, value in headers])
     said = field(1, number(1, status)) + field(2, mutation) + field(3, text.encode())

@@ -1,4 +1,4 @@
-"""What the picker has done, as plain numbers. Exchanges, their driver and the picker write them;
+"""Counters of the picker, as plain numbers. Exchanges, their driver and the picker write them;
 /metrics reads them."""
 
 from __future__ import annotations

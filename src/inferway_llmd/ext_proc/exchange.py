@@ -131,7 +131,7 @@ class ProcessingStream:
 
     @property
     def over(self) -> bool:
-        """Whether the stream can be closed."""
+        """True if the stream can be closed."""
         return self._state is _State.OVER
 
     def receive(self, message: Any) -> Sequence[bytes]:
@@ -353,7 +353,7 @@ class ProcessingStream:
         return answered
 
     def _cost(self) -> bytes:
-        """To be put behind the last answer."""
+        """Return the frame of the request's cost, which is put behind the last answer."""
         if self._rules.cost is None or self._pick is None:
             return b""
         usage = self._pick.usage()

@@ -41,7 +41,7 @@ class Health:
         }
 
     def status(self, service: str) -> int:
-        """SERVICE_UNKNOWN for a name nobody knows."""
+        """Answer SERVICE_UNKNOWN for a name that is not known."""
         if service == LIVENESS:
             return SERVING
         if service not in READINESS:

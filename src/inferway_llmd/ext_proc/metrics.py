@@ -72,7 +72,7 @@ _HISTOGRAMS: tuple[tuple[str, str, str, Callable[[ModelCounts], Histogram]], ...
 
 
 def picker_families(counts: PickerCounts, engines: Sequence[Engine], pool: str) -> Iterator[Family]:
-    """`pool`: what the reference's pool metrics are labelled with."""
+    """Yield the picker's metric families, the reference's pool metrics labelled with `pool`."""
     yield counter(
         "picker_streams",
         "Requests that a proxy asked the endpoint picker about.",

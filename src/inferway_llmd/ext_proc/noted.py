@@ -1,4 +1,4 @@
-"""What is noted of one stream: a request that a proxy has sent, and its answer."""
+"""The notes on one stream: a request that a proxy has sent, and its answer."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _NO_HEAD = RequestHead("", "", "", ())
 
 @dataclass(slots=True)
 class Noted:
-    """What is known of an answer. The exchange writes it, but `asked_at`
-    and `span` are its driver's, `record` and `counts` are the picker's."""
+    """The details of a request and its answer. The exchange writes it, but `asked_at` and `span`
+    are its driver's, `record` and `counts` are the picker's."""
 
     head: RequestHead = _NO_HEAD
     fields: Mapping[bytes, bytes] = field(default_factory=dict)  # the last value of each header
@@ -41,7 +41,7 @@ class Noted:
 
     @property
     def is_answered(self) -> bool:
-        """Whether there is anything to tell: the request was complete, or somebody was answered."""
+        """True if there is anything to tell: the request was complete, or an answer was sent."""
         return bool(self.outcome or self.record)
 
     @property

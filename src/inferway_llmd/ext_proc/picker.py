@@ -1,4 +1,4 @@
-"""What Envoy asks -> where it goes. The Director decides what it can read; the rest goes by load:
+"""Envoy's request -> where it goes. The Director decides what it can read; the rest goes by load:
 bodies that carry no prompt, to who serves their model, and requests without a body to anybody."""
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from inferway_llmd.ext_proc.noted import Noted
 class Rules:
     """The rules by which all requests are answered."""
 
-    find: Callable[[str], Endpoint | None]  # an address -> who is there
+    find: Callable[[str], Endpoint | None]  # an address -> the endpoint there
     max_body_bytes: int = 32 << 20
     most_targets: int = 1  # in the destination, ordered; ORIGINAL_DST clusters take one
     heed_subset: bool = True  # the addresses that the gateway allows
@@ -45,7 +45,7 @@ class Ask(NamedTuple):
     """The question about a request that the picker answers. `body` is None if the request has none,
     or none is sent."""
 
-    noted: Noted  # who finds out puts the journey's record there, and its model's counts
+    noted: Noted  # gets the journey's record and its model's counts, once they are known
     body: bytes | None
     subset: frozenset[str] | None  # addresses; None: all
     is_read: bool = True  # false: a conformance test's, whatever its body is

@@ -1,4 +1,4 @@
-"""What Envoy's messages say. Header names are in lower case; repeated ones stay repeated."""
+"""Envoy's messages as values. Header names are in lower case; repeated ones stay repeated."""
 
 from __future__ import annotations
 

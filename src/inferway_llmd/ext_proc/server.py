@@ -57,7 +57,7 @@ class PickerServer:
         tracing: Tracing | None = None,
     ) -> None:
         """`tracing`, if it is given, is one of the logs in `rules`."""
-        self.picker = picker  # who is asked from now on
+        self.picker = picker  # the picker that is asked from now on
         self.rules = rules
         self.tracing = tracing
         self.host = host
@@ -86,11 +86,11 @@ class PickerServer:
 
     @property
     def counts(self) -> PickerCounts:
-        """What the picker has done since the start."""
+        """The picker's counts since the start."""
         return self.rules.counts
 
     async def start(self) -> None:
-        """Listen. Raises ConfigError when a port cannot be had."""
+        """Listen at all ports. Raises ConfigError when a port cannot be had."""
         await self._server.start()
         if self._beside is not None:
             await self._beside.start()

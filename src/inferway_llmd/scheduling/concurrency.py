@@ -1,4 +1,4 @@
-"""How full engines are by what we have sent them."""
+"""Saturation of engines by the requests that we have sent them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ConcurrencyDetector:
     most_requests: int | None
     most_tokens: int | None = None
     headroom: float = 0.0
-    load: InflightLoad | None = None  # who counts tokens
+    load: InflightLoad | None = None  # counts tokens
 
     @property
     def per_request(self) -> float:

@@ -51,7 +51,7 @@ class Topology(Parameters, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Nearness:
-    """How near each endpoint is to the peer."""
+    """The nearness of each endpoint to the peer."""
 
     topology: Topology = field(default_factory=Topology)
     _places: PerEndpoint[Sequence[tuple[str, ...]]] = field(init=False)

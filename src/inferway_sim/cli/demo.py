@@ -1,4 +1,4 @@
-"""`inferway demo`."""
+"""The command `inferway demo`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""`inferway simulate`. Flags are llm-d-inference-sim's and vLLM's; what is not listed is not
-accepted."""
+"""The command `inferway simulate`. Flags are llm-d-inference-sim's and vLLM's; what is not listed
+is not accepted."""
 
 from __future__ import annotations
 

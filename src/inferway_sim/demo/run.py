@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from itertools import count
@@ -15,6 +16,8 @@ from typing import Any
 
 import aiohttp
 import msgspec
+import zmq
+import zmq.asyncio
 from rich.console import Console
 from rich.text import Text
 
@@ -37,7 +40,6 @@ from inferway_sim.demo.fleet import (
     start_engine,
 )
 from inferway_sim.demo.measure import MeasuredAnswer, ask
-from inferway_sim.demo.published import PublishedTopics
 from inferway_sim.demo.settings import DemoSettings
 from inferway_sim.demo.table import Row
 from inferway_sim.demo.traffic import DemoTraffic, is_of_traffic
@@ -47,8 +49,30 @@ EVENT_POLL_SECONDS = 0.02
 ANSWER_TOKENS = 24
 
 
+class PublishedTopics:
+    """A subscriber of its own: counts what the gateway publishes, by topic."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.counts: Counter[str] = Counter()
+        self._socket = zmq.asyncio.Context.instance().socket(zmq.SUB)
+        self._socket.setsockopt(zmq.SUBSCRIBE, b"")
+        self._socket.connect(endpoint)
+        self._task = asyncio.ensure_future(self._run())
+
+    async def _run(self) -> None:
+        while True:
+            topic, _, _ = await self._socket.recv_multipart()
+            self.counts[topic.decode()] += 1
+
+    async def close(self) -> None:
+        """Stop counting what is published."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        self._socket.close(linger=0)
+
+
 async def run_demo(settings: DemoSettings, console: Console, *, exit_after: bool) -> None:
-    """The phases, then the server until SIGINT or SIGTERM. Raises ConfigError at start only."""
+    """Run the phases, then the server until SIGINT or SIGTERM. Raises ConfigError at start only."""
     stop = asyncio.Event()
     listen(asyncio.get_running_loop(), stop.set, *ENDING)
     if settings.port and not exit_after:
@@ -94,7 +118,7 @@ class Demo:
 
     @classmethod
     async def start(cls, settings: DemoSettings, console: Console, stack: AsyncExitStack) -> Demo:
-        """Phase 1: tokenizer, engines, index, server. The stack closes them in reverse."""
+        """Start phase 1: tokenizer, engines, index, server. The stack closes them in reverse."""
         console.rule("Phase 1: initialization")
         renderer = Renderer()
         stack.callback(renderer.close)
@@ -175,8 +199,8 @@ class Demo:
         _done(self._console, f"{counts.total()} events published, chats on {chats_topic}")
 
     def serve_on(self, stack: AsyncExitStack) -> None:
-        """Phase 4: the server lives, with some traffic until the stack is closed; what to try on
-        it."""
+        """Start phase 4: the server lives, with some traffic until the stack is closed; say what to
+        try on it."""
         self._console.rule("Phase 4: live server")
         for line in self._invitation():
             self._console.print(line, markup=False, highlight=False, soft_wrap=True)
@@ -248,7 +272,7 @@ class Demo:
                 await asyncio.sleep(EVENT_POLL_SECONDS)
 
     def _show_template(self) -> None:
-        """How the first chat looks to the engine."""
+        """Show how the first chat looks to the engine."""
         messages = [
             {"role": "system", "content": SYSTEM_PROMPT},
             {"role": "user", "content": TURNS[0].text},
@@ -318,11 +342,11 @@ def _held(scores: Mapping[str, int]) -> str:
 
 
 def _page_at(port: int) -> Text:
-    """Where the page is that shows all of it."""
+    """Return where the page is that shows all of it."""
     where = Text(f" http://localhost:{port}/", style="bold green")
     return where.append("  the page: open it in a browser and look on", style="default")
 
 
 def _command() -> str:
-    """How this very program was called: after `make demo` it is not on the PATH."""
+    """Return how this very program was called: after `make demo` it is not on the PATH."""
     return "inferway" if shutil.which("inferway") else os.path.relpath(sys.argv[0])

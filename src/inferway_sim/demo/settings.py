@@ -1,4 +1,4 @@
-"""What the demo can be told."""
+"""Settings of the demo."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the demo shows, as lines of at most 80 characters."""
+"""The demo's tables, as lines of at most 80 characters."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Row:
 
 
 def heads() -> list[Text]:
-    """The lines above the rows."""
+    """Return the lines above the rows."""
     left = f" {'prompt':<{_PROMPT}} engine {'blocks it held':<{_HELD}}"
     names = "".join(f" {name:>{width}}" for name, (width, _) in _WAYS.items())
     above = f"{'milliseconds to the first token':>{len(left + names)}}"
@@ -84,14 +84,14 @@ def bar(part: int, whole: int) -> Text:
 
 
 def live_heads() -> Text:
-    """The line above those of requests that come while the demo serves."""
+    """Return the line above those of requests that come while the demo serves."""
     return Text(f" time     {'model':<28}engine {'blocks it held':<19}first token", style="dim")
 
 
 def live_line(
     clock: str, model: str, engine: str, held: tuple[int, int], milliseconds: float, outcome: str
 ) -> Text:
-    """A request that came while the demo serves; nothing of its prompt."""
+    """Return the line of a request that came while the demo serves; nothing of its prompt."""
     line = Text(f" {clock} {shortened(printable(model), 27):<27} ")
     if not engine:
         return line.append(outcome, style="yellow")

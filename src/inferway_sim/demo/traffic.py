@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 def is_of_traffic(request_id: str) -> bool:
-    """Return whether a request is one of these, and nobody's who tries the server."""
+    """Return whether a request is one of the demo's own, and not of a user who tries the server."""
     return request_id.startswith(_PREFIX)
 
 

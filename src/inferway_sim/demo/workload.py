@@ -1,4 +1,4 @@
-"""What the demo asks: prompts, and chats of two turns, that all begin with one system prompt."""
+"""The demo's requests: prompts, and chats of two turns, that all begin with one system prompt."""
 
 from __future__ import annotations
 

@@ -10,22 +10,79 @@ Rules from vLLM 0.32 and 0.33 (v1/core/kv_cache_manager.py, kv_cache_coordinator
 
 from __future__ import annotations
 
+import hashlib
+import pickle
 from collections import Counter
 from collections.abc import Sequence
 
-from inferway.kv.blocks.dialects import Dialect
+from inferway.kv.blocks.dialects import Dialect, HashExtra
 from inferway_sim.cache import Run, extra_keys
 from inferway_sim.events import CacheStored, Event
 from inferway_sim.kv_groups.group import LayerGroup, StepRoom, StoredSpan
-from inferway_sim.kv_groups.hashing import LookaheadHasher
 from inferway_sim.kv_groups.lookup import CacheHit, HitFinder
 from inferway_sim.kv_groups.mamba import AlignedMambaGroup, MambaGroup
 from inferway_sim.kv_groups.pool import GroupedPool
 from inferway_sim.kv_groups.run_state import BlockTable, RunState
 from inferway_sim.kv_groups.spec import KvGroup, KvGroups
-from inferway_sim.kv_groups.steps import step_end
 from inferway_sim.kv_groups.windows import LocalGroup, WindowGroup
 from inferway_sim.pool import Block
+
+
+class LookaheadHasher:
+    """Hashes blocks of `unit` tokens in the engine's dialect. With `lookahead` each hash covers
+    that number of tokens after its block, as vLLM 0.33's (v1/core/kv_cache_utils.py), and is there
+    only once these tokens are; vLLM's own algorithm, sha256, is the only one then."""
+
+    def __init__(self, dialect: Dialect, unit: int, lookahead: int) -> None:
+        self._dialect = dialect
+        self.unit = unit
+        self.lookahead = lookahead
+
+    def block_hash(
+        self,
+        parent: bytes | None,
+        tokens: Sequence[int],
+        end: int,
+        extra: tuple[HashExtra, ...] | None,
+    ) -> bytes:
+        """Return the hash of the block of a request's `tokens` that ends at token `end`."""
+        block = tokens[end - self.unit : end]
+        if not self.lookahead:
+            return self._dialect.block_hash(parent, block, extra)
+        keys = (extra, *tokens[end : end + self.lookahead])
+        hashed = (parent or self._dialect.none_hash, tuple(block), keys)
+        return hashlib.sha256(pickle.dumps(hashed, protocol=5)).digest()
+
+
+def step_end(
+    config: KvGroups, *, start: int, num_tokens: int, num_prompt_tokens: int, junction: int
+) -> int:
+    """Return where the step ends that computes a request's tokens from `start` on. It has
+    `num_tokens` tokens, the prompt's and those that it had said when it lost its place; `junction`
+    is as in `RunState`. Rules from vLLM 0.32 (v1/core/sched/scheduler.py), written anew."""
+    end = min(num_tokens, start + config.max_num_batched_tokens)
+    size = config.aligned_size
+    prefill_end = max(num_prompt_tokens, num_tokens - 1)
+    if size is not None and start < prefill_end:
+        if end < prefill_end:
+            end = end // size * size
+        stops = [config.last_state(num_tokens, size)]
+        if start % size:
+            stops.append((start // size + 1) * size)
+        if config.has_fine_hits:
+            tail = config.last_state(num_prompt_tokens, config.hash_unit)
+            if stops[0] < tail < num_prompt_tokens:
+                stops.append(tail)
+        if start < junction < end:
+            stops.append(start + (junction - start) // size * size)
+        end = min((stop for stop in stops if start < stop < end), default=end)
+    return end - _num_held_back(config, num_tokens - end)
+
+
+def _num_held_back(config: KvGroups, remaining: int) -> int:
+    """Return how many tokens a step leaves to the next one, so that the drafter can read ahead."""
+    ahead = config.speculation.prefill_lookahead
+    return ahead - remaining if 0 < remaining < ahead else 0
 
 
 class GroupedCache:
@@ -231,7 +288,7 @@ class GroupedCache:
             group.store(run, table, self._num_storable(group, num_tokens), boundaries + more)
 
     def _junctions(self, state: RunState, group: LayerGroup) -> tuple[int, ...]:
-        """Where one will go on that parts from this prompt where another did."""
+        """Return where a prompt will go on that parts from this one where another did."""
         if not state.junction:
             return ()
         if self.config.version == "0.33" and group.drops_last_block:
@@ -239,7 +296,7 @@ class GroupedCache:
         return (state.junction,)
 
     def _boundaries(self, run: Run) -> tuple[int, ...]:
-        """Where others will go on that have this prompt, or begin with it."""
+        """Return where prompts will go on that are this one, or begin with it."""
         num_tokens, size = run.num_prompt_tokens, self.config.block_size
         if not self.config.draft_groups:
             return (num_tokens - 1,)

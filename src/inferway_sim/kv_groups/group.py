@@ -31,7 +31,7 @@ class StoredSpan:
 
 @dataclass(frozen=True, slots=True)
 class StepRoom:
-    """What a step of a request takes room for, in tokens from the request's start."""
+    """The room that a step of a request takes, in tokens from the request's start."""
 
     num_tokens: int  # that are there after the step, drafts among them
     num_slots: int  # with those that the drafter writes
@@ -224,10 +224,10 @@ class LayerGroup:
         return None
 
     def end_step(self) -> None:
-        """What was stored in this step is there."""
+        """End a step: what was stored in it is there."""
 
     def is_computed_now(self, hits: Sequence[Block]) -> bool:
-        """Whether this very step computes what was found, so that it cannot be read in it."""
+        """Return whether this very step computes the hits, so that it cannot read them."""
         return False
 
     def _store_whole_blocks(

@@ -15,7 +15,7 @@ from inferway_sim.pool import Block
 
 @dataclass(slots=True)
 class CacheHit:
-    """What serves a prompt: in each group the blocks of its first `num_tokens` tokens."""
+    """The blocks that serve a prompt: in each group those of its first `num_tokens` tokens."""
 
     blocks: list[list[Block]]
     num_tokens: int = 0

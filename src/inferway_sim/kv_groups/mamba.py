@@ -36,7 +36,7 @@ class MambaGroup(LayerGroup):
     def find(
         self, hashes: Sequence[bytes], limit: int, groups: Sequence[int], *, drops: bool
     ) -> tuple[list[list[Block]], int]:
-        """As the group with full attention. No state is dropped: drafters have none."""
+        """Find blocks as with full attention. No state is dropped: drafters have none."""
         step = self.unit if self.alignment < self.block_size else self.block_size
         for end in range(limit // step * step, 0, -step):
             if end % self.alignment:
@@ -48,7 +48,7 @@ class MambaGroup(LayerGroup):
         return [[] for _ in groups], 0
 
     def kept_blocks(self, first: int, end: int, boundaries: Sequence[int]) -> Sequence[bool] | None:
-        """The states at which a hit can end: all, or those of the retention interval."""
+        """Return which states a hit can end at: all, or those of the retention interval."""
         interval = self._config.retention_interval
         if interval is None or 0 < interval <= self.block_size:
             return None
@@ -69,17 +69,17 @@ class MambaGroup(LayerGroup):
         *,
         most: int | None = None,
     ) -> int:
-        """As the group with full attention, and a state for each draft."""
+        """Count blocks as the group with full attention does, and a state for each draft."""
         slots = room.num_slots + self._num_drafts * self.block_size
         return super().num_missing(table, StepRoom(slots, slots), hits, computed, most=most)
 
     def take_blocks(self, table: BlockTable, room: StepRoom) -> list[tuple[Block, Block]]:
-        """As the group with full attention, and a state for each draft."""
+        """Take blocks as the group with full attention does, and a state for each draft."""
         slots = room.num_slots + self._num_drafts * self.block_size
         return super().take_blocks(table, StepRoom(slots, slots))
 
     def num_skipped_tokens(self, computed: int) -> int:
-        """All but the last, whose state is read."""
+        """Return the number of all tokens but the last, whose state is read."""
         return computed - 1
 
     def store(
@@ -94,11 +94,11 @@ class MambaGroup(LayerGroup):
         self._stored_now.update(key for key in keys if key is not None)
 
     def end_step(self) -> None:
-        """What was stored in this step is there."""
+        """End a step: what was stored in it is there."""
         self._stored_now.clear()
 
     def is_computed_now(self, hits: Sequence[Block]) -> bool:
-        """Whether this very step computes what was found, so that it cannot be read in it."""
+        """Return whether this very step computes the hits, so that it cannot read them."""
         return bool(hits) and hits[-1].hash in self._stored_now
 
     def _store_tail(self, run: Run, table: BlockTable, num_tokens: int) -> None:
@@ -118,7 +118,7 @@ class AlignedMambaGroup(MambaGroup):
         *,
         most: int | None = None,
     ) -> int:
-        """The state of this step, those of its drafts, and a copy of one that others read."""
+        """Count the state of this step, those of its drafts, and a copy of one that others read."""
         is_partial = table.partial is not None or self._is_partial(hits, computed)
         missing = self._num_wanted(room) - len(hits) - len(table.blocks)
         missing = max(0, missing) + is_partial
@@ -126,7 +126,7 @@ class AlignedMambaGroup(MambaGroup):
         return min(missing, at_most) + self._num_idle(hits)
 
     def take_blocks(self, table: BlockTable, room: StepRoom) -> list[tuple[Block, Block]]:
-        """As the group with full attention; blocks of the step before last are moved here."""
+        """Take blocks as with full attention; those of the step before last are moved here."""
         wanted, blocks, had = self._num_wanted(room), table.blocks, len(table.blocks)
         if wanted <= had and table.partial is None:
             table.is_begun = True

@@ -38,17 +38,17 @@ class GroupedPool(BlockPool):
         return 0 if block.hash is None else self._ends[block.id]
 
     def holds(self, block: Block, block_hash: bytes, group: int) -> bool:
-        """Whether the block is found under that hash."""
+        """Return whether the block is found under that hash."""
         return block.id in self._by_hash.get(_key(block_hash, group), ())
 
     def store(self, block: Block, block_hash: bytes, group: int, end: int) -> None:
-        """`block`, which ends at token `end`, can be found by this hash, too."""
+        """Let `block`, which ends at token `end`, be found by this hash, too."""
         if self.holds(block, block_hash, group):
             return
         self._enter(block, _key(block_hash, group), end)
 
     def forget(self, block: Block) -> None:
-        """What `block` was found by finds it no more."""
+        """Forget the hashes that `block` was found by."""
         for key in self._take_keys(block):
             self.events.append(CacheRemoved(key[:-4], int.from_bytes(key[-4:], "big")))
 

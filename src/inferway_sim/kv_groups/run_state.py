@@ -1,4 +1,4 @@
-"""What a request has of a cache with several groups."""
+"""A request's blocks in a cache with several groups."""
 
 from __future__ import annotations
 

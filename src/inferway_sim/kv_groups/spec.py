@@ -35,18 +35,18 @@ class KvGroup:
 
     @property
     def aligns(self) -> bool:
-        """Whether states are kept only where a step ends."""
+        """True if states are kept only where a step ends."""
         return self.kind == "mamba" and self.mode == "align"
 
     @property
     def is_fine(self) -> bool:
-        """Whether vLLM can end a hit within a block of this group."""
+        """True if vLLM can end a hit within a block of this group."""
         return self.kind in ("full", "mamba")
 
 
 @dataclass(frozen=True, slots=True)
 class SpeculativeDecoding:
-    """How tokens are drafted. With `hash_lookahead` each block's hash also covers that number of
+    """The drafting of tokens. With `hash_lookahead` each block's hash also covers that number of
     tokens after the block, which vLLM 0.33 has instead of dropping the last block of a hit."""
 
     method: SpeculationMethod = "none"
@@ -78,12 +78,12 @@ class SpeculativeDecoding:
 
     @property
     def has_draft_layers(self) -> bool:
-        """Whether the drafter has a KV cache of its own."""
+        """True if the drafter has a KV cache of its own."""
         return self.method in ("eagle", "mtp")
 
     @property
     def drops_last_block(self) -> bool:
-        """Whether a hit loses its last block, because the drafter's KV there is not certain."""
+        """True if a hit loses its last block, because the drafter's KV there is not certain."""
         return self.has_draft_layers and not self.hash_lookahead
 
     @property
@@ -135,7 +135,7 @@ class KvGroups:
 
     @cached_property
     def has_fine_hits(self) -> bool:
-        """Whether hits end within blocks: at states that Mamba kept there."""
+        """True if hits end within blocks: at states that Mamba kept there."""
         unit = self.hash_unit
         return (
             len(self.groups) > 1
@@ -166,7 +166,7 @@ class KvGroups:
 
     @property
     def cache_config(self) -> dict[str, Any]:
-        """What vLLM's `cache_config` tells of the groups."""
+        """The part of vLLM's `cache_config` that tells of the groups."""
         full = {group.block_size for group in self.groups if group.kind == "full"}
         mamba = next((group for group in self.groups if group.kind == "mamba"), None)
         return {

@@ -28,7 +28,7 @@ class WindowGroup(LayerGroup):
     def find(
         self, hashes: Sequence[bytes], limit: int, groups: Sequence[int], *, drops: bool
     ) -> tuple[list[list[Block]], int]:
-        """As the group with full attention."""
+        """Find blocks as the group with full attention does."""
         size, align = self.block_size, self.alignment
         found = [[self._pool.null] * (limit // size) for _ in groups]
         wanted, run = self._num_wanted(drops=drops), 0
@@ -55,7 +55,7 @@ class WindowGroup(LayerGroup):
         return found, length * size
 
     def kept_blocks(self, first: int, end: int, boundaries: Sequence[int]) -> Sequence[bool] | None:
-        """The windows at which a hit can end: all of them, or those of the retention interval."""
+        """Return which windows a hit can end at: all, or those of the retention interval."""
         size, align, interval = self.block_size, self.alignment, self._config.retention_interval
         if align % size:
             return None
@@ -76,7 +76,7 @@ class WindowGroup(LayerGroup):
         return kept
 
     def num_skipped_tokens(self, computed: int) -> int:
-        """Those before the window."""
+        """Return the number of tokens before the window."""
         return max(0, computed - self.reach + 1 - self._config.num_retained_tokens)
 
     def _num_wanted(self, *, drops: bool) -> int:
@@ -100,7 +100,7 @@ class LocalGroup(LayerGroup):
     def find(
         self, hashes: Sequence[bytes], limit: int, groups: Sequence[int], *, drops: bool
     ) -> tuple[list[list[Block]], int]:
-        """As the group with full attention; blocks before the chunk serve without being there."""
+        """Find blocks as with full attention; those before the chunk need not be there."""
         size = self.block_size
         num_skipped = limit // self.reach * self.reach // size
         found = [[self._pool.null] * num_skipped for _ in groups]
@@ -110,7 +110,7 @@ class LocalGroup(LayerGroup):
         return found, len(found[0]) * size
 
     def num_skipped_tokens(self, computed: int) -> int:
-        """Those of the chunks before."""
+        """Return the number of tokens in the chunks before."""
         return computed // self.reach * self.reach
 
     def _store_tail(self, run: Run, table: BlockTable, num_tokens: int) -> None:

@@ -25,8 +25,8 @@ _VALID = {b"true": True, b"false": False}
 
 
 class AnswerJudge:
-    """Reads one answer, without I/O: who feeds it sends what it returns, and has what was said
-    judged (`verdicts.Verdicts.keeps`)."""
+    """Reads one answer, without I/O: its caller sends what it returns, and has what was said judged
+    (`verdicts.Verdicts.keeps`)."""
 
     __slots__ = (
         "_count", "_held", "_max_bytes", "_max_chars", "_reports", "_size", "_texts", "holds_all",
@@ -56,7 +56,7 @@ class AnswerJudge:
 
     @property
     def is_read(self) -> bool:
-        """Whether the bytes of the answer are wanted; known once it has started."""
+        """True if the bytes of the answer are wanted; known once it has started."""
         return self.holds_all or self._texts is not None
 
     def start(

@@ -1,4 +1,4 @@
-"""What /v1/structured/{explain,warm} take -> the specs in it. Pure.
+"""Bodies of /v1/structured/{explain,warm} -> the specs in them. Pure.
 
 a request of /v1/chat/completions or /v1/responses, or of the path that a `path` beside it names, or
 the fields of one that ask for a shape; what else is in it does not matter

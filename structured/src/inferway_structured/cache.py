@@ -1,5 +1,5 @@
-"""What is remembered of specs in memory: what was compiled, by bytes; what was refused, by time;
-all else, by number. None of them locks: the owner does.
+"""A cache of specs in memory: what was compiled, by bytes; what was refused, by time; all else, by
+number. None of them locks: the owner does.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What structured output counts: plain numbers, for whichever page shows them.
+"""Counters of structured output: plain numbers, for whichever page shows them.
 
 `snapshot` is JSON; snapshots of several processes add up (`merged`); a collector of
 prometheus_client reads `samples`. Labels are a few words of ours; what a client chose is never one.
@@ -75,7 +75,7 @@ class Numbers:
 
 
 class Seconds:
-    """A histogram. Any thread may write it."""
+    """A histogram of seconds. Any thread may write it."""
 
     def __init__(self, family: Family, bounds: tuple[float, ...]) -> None:
         self.family = family

@@ -1,4 +1,4 @@
-"""What decoders raise for bytes that they cannot read.
+"""The exceptions that decoders raise for bytes that they cannot read.
 
 Apart from `errors`, which an engine's processes import before any library is needed.
 """

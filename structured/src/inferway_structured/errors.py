@@ -1,4 +1,4 @@
-"""What is raised here on purpose, and by the gateway, too. Its tree is in `inferway.errors`."""
+"""Exceptions of this package, and of the gateway, too. Their tree is in `inferway.errors`."""
 
 from __future__ import annotations
 

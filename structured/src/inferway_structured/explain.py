@@ -1,4 +1,4 @@
-"""What will become of a spec, keyword by keyword, told without a tokenizer. Pure.
+"""An explanation of a spec, keyword by keyword, told without a tokenizer. Pure.
 
     {"key", "kind", "strict",
      "verdict": "enforced", "partly" (something is left out, by name) or "refused",
@@ -86,7 +86,7 @@ _RANK = {
 def _refused(
     invalid: SpecError | None, verdict: Verdict | SpecError | None, whole: bool
 ) -> dict[str, Any] | None:
-    """What it is refused for, and by whom; None if it is not. `whole`: nothing may be left out."""
+    """Return why and by what a spec is refused; None: not. `whole`: nothing may be left out."""
     if invalid is not None:
         return _refusal(invalid, "limits")
     if isinstance(verdict, SpecError):

@@ -1,4 +1,4 @@
-"""What a backend gives. A grammar is one request's; what it was made from is everybody's."""
+"""The contract of backends. A grammar is one request's; what it was made from is shared."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ARGUMENTS = Unenforced("", "parameters")  # of a tool whose schema is not kept a
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What will become of a spec, found without compiling it for a vocabulary."""
+    """The fate of a spec, found without compiling it for a vocabulary."""
 
     backend: str  # which library keeps it
     unenforced: Sequence[Unenforced] = ()
@@ -42,8 +42,8 @@ class Grammar(Protocol):
 
     @property
     def failure(self) -> str | None:
-        """Why it has failed: a limit of the library, or a token that may not come. Never text of
-        the answer."""
+        """The reason why it has failed: a limit of the library, or a token that may not come. Never
+        text of the answer."""
 
     def accept(self, tokens: Sequence[int]) -> bool:
         """Move on by all of `tokens`, or return False and fail. What comes after the end of the
@@ -65,7 +65,7 @@ class Grammar(Protocol):
 
     @property
     def terminated(self) -> bool:
-        """Whether the end of the answer was accepted."""
+        """True if the end of the answer was accepted."""
 
 
 class Compiled(Protocol):

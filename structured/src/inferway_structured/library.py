@@ -1,4 +1,4 @@
-"""What shapes and answers are held against: the libraries of the extra `backends`.
+"""The library that shapes and answers are held against: it needs the extra `backends`.
 
 A thread checks what is small and plain; what is large, or is a grammar, or spells out many repeats
 goes to a helper process, which ends with the job that passes its limits: that spec is refused then.

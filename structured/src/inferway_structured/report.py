@@ -1,5 +1,5 @@
-"""What is told about an answer's shape: in an error, in a header, at the end of a stream. The
-gateway and the engine say it in the same words. Pure."""
+"""Reports of an answer's shape: in an error, in a header, at the end of a stream. The gateway and
+the engine say it in the same words. Pure."""
 
 from __future__ import annotations
 

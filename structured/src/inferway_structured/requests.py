@@ -206,8 +206,8 @@ _WITH_BEAMS = (_chat, _text)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ToolChoice:
-    """Which tools a request may or must call. `names` None: any. `known`: one that must be called
-    is among the tools, or vLLM refuses the request."""
+    """The tools that a request may or must call. `names` None: any. `known`: one that must be
+    called is among the tools, or vLLM refuses the request."""
 
     required: bool = False
     none: bool = False

@@ -1,4 +1,4 @@
-"""What shape an answer must have: one value, whichever way it was asked for.
+"""The shape that an answer must have, as one value, whichever way it was asked for.
 
 `requests.asked` reads it from a request's body, `from_vllm` from what vLLM made of one; both give
 the same spec, so that what a gateway has seen is found again in an engine.
@@ -144,7 +144,7 @@ def flag(fields: Mapping[str, object], name: str, place: str) -> bool:
 
 
 def json_spec(schema: object, place: str, options: Options = Options()) -> Spec:
-    """A schema, or its text. Raises SpecError."""
+    """Return the spec of a schema, or of its text. Raises SpecError."""
     if isinstance(schema, str):
         schema = parsed(schema, place)
         if not isinstance(schema, dict | bool):
@@ -195,8 +195,8 @@ def grammar_spec(value: object, place: str, _: Options = Options()) -> Spec:
 def structural_tag_spec(
     value: object, place: str, options: Options = Options(), most: int = MAX_TEXT_BYTES
 ) -> Spec:
-    """Either form of vLLM's, or its text: `structures` with `triggers`, or a `format` of
-    xgrammar's. Raises SpecError."""
+    """Return the spec of either form of vLLM's structural tags, or of its text: `structures` with
+    `triggers`, or a `format` of xgrammar's. Raises SpecError."""
     if isinstance(value, str):
         value = parsed(value, place, most)
     if not isinstance(value, dict):

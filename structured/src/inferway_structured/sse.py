@@ -54,7 +54,7 @@ class WholeEvents:
         return passed
 
     def _are_comments(self, border: int) -> bool:
-        """Whether there is nothing else before it, and not too much."""
+        """Return whether there is nothing else before it, and not too much."""
         most = min(self._most_held, MAX_HELD_BYTES)
         return border <= most and only_comments(bytes(self._held[self._comments : border]))
 
@@ -67,7 +67,7 @@ class WholeEvents:
 
     @property
     def are_done(self) -> bool:
-        """Whether the stream has said that it is whole, and nothing after that."""
+        """True if the stream has said that it is whole, and nothing after that."""
         return self._passed.endswith(_WHOLE_DONE)
 
 

@@ -1,4 +1,4 @@
-"""Work that little is done of at a time: whose it is, who waits for it, and how often it comes."""
+"""Turns for work that little is done of at a time: its tenant, its waiters, and its rate."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WAIT_SECONDS = 5.0
 
 
 class Asker(NamedTuple):
-    """Whose work it is, and of which priority: as in the gateway's queue of requests."""
+    """The tenant whose work it is, and its priority: as in the gateway's queue of requests."""
 
     tenant: str = ""
     priority: int = 0

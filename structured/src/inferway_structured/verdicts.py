@@ -1,5 +1,5 @@
-"""Whether shapes can be kept, and whether answers have theirs: one service, in front of the engines
-and in them. Everything is worked out once for all who ask, each in its turn, off the event loop.
+"""Verdicts on shapes and on answers: one service, in front of the engines and in them. Everything
+is worked out once for all who ask, each in its turn, off the event loop.
 
 what                                     where                          at a time
 reading a large body                     a thread                       1
@@ -16,14 +16,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from time import monotonic
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
-from inferway_structured.cache import Remembered
+from inferway_structured.cache import RecentlyUsed, Remembered
 from inferway_structured.compile.failures import QuarantinedError, again
 from inferway_structured.counts import Counts
 from inferway_structured.errors import (
@@ -40,7 +40,6 @@ from inferway_structured.explain import explain
 from inferway_structured.grammar import Unenforced, Verdict
 from inferway_structured.report import in_request, keeps_all, left_free, refuse_unenforced
 from inferway_structured.sandbox.sandbox import Sandbox
-from inferway_structured.single_flight import SingleFlight
 from inferway_structured.spec import OutputConstraint, Spec
 from inferway_structured.texts import AnswerText
 from inferway_structured.turns import (
@@ -67,6 +66,44 @@ _MAX_READS_WAITING = 4096  # each takes a few milliseconds; most turn out to ask
 _MAX_IN_ONE_GO = 64  # specs that are looked at before others have a turn
 
 _T = TypeVar("_T")
+
+
+class SingleFlight(Generic[_T]):
+    """Keeps the `most` values that were asked for last, by their keys. Who asks while a value is
+    being worked out waits for the same work, and who stops waiting leaves it to the others."""
+
+    def __init__(self, most: int) -> None:
+        self._known: RecentlyUsed[str, _T] = RecentlyUsed(most)
+        self._coming: dict[str, asyncio.Future[_T]] = {}
+
+    def __len__(self) -> int:
+        """Return how many values are kept."""
+        return len(self._known)
+
+    def known(self, key: str) -> _T | None:
+        """Return the value if it is kept."""
+        return self._known.get(key)
+
+    def keep(self, key: str, value: _T) -> None:
+        """Keep a value that was worked out elsewhere."""
+        self._known.put(key, value)
+
+    async def get(self, key: str, work: Callable[[], Awaitable[_T]]) -> _T:
+        """Return the value that is kept, or the result of `work`. Raises what `work` raises, which
+        is not kept."""
+        found = self.known(key)
+        if found is not None:
+            return found
+        coming = self._coming.get(key)
+        if coming is None:
+            coming = self._coming[key] = asyncio.ensure_future(work())
+            coming.add_done_callback(lambda done: self._came(key, done))
+        return await asyncio.shield(coming)
+
+    def _came(self, key: str, done: asyncio.Future[_T]) -> None:
+        del self._coming[key]
+        if not done.cancelled() and done.exception() is None:
+            self.keep(key, done.result())
 
 
 class Library(Protocol):
@@ -101,7 +138,7 @@ class Library(Protocol):
 
 
 class Verdicts:
-    """The service. Used from one event loop, but for `verdict_now`. Close it."""
+    """The service of verdicts. Used from one event loop, but for `verdict_now`. Close it."""
 
     def __init__(
         self,
@@ -126,7 +163,7 @@ class Verdicts:
         self._took = took
         self._checked: SingleFlight[SpecError | bool] = SingleFlight(MAX_CHECKED)
         self._known: SingleFlight[Verdict | SpecError] = SingleFlight(MAX_VERDICTS)
-        # by tenant: nobody's waits in the line of another
+        # by tenant: none waits in the line of another
         self._under_way: SingleFlight[None] = SingleFlight(0)
         self._reads = make_turns(_READS, _MAX_READS_WAITING, WAIT_SECONDS)
         self._small = make_turns(_SMALL, MAX_WAITING, WAIT_SECONDS)
@@ -237,8 +274,8 @@ class Verdicts:
         return found
 
     def verdict_now(self, asked: OutputConstraint) -> Verdict:
-        """Return the verdict for who may block, in any thread. Raises SpecError with the place in
-        the request, or ChecksBusyError."""
+        """Return the verdict to a caller that may block, in any thread. Raises SpecError with the
+        place in the request, or ChecksBusyError."""
         if not self._is_known(asked.spec, compiles=True, checks=True):
             with ThreadPoolExecutor(1) as alone:  # an event loop may run in this thread
                 alone.submit(asyncio.run, self._find_alone(asked)).result()
@@ -340,7 +377,7 @@ class Verdicts:
         return found
 
     async def _find_alone(self, asked: OutputConstraint) -> None:
-        """Without a turn, in an event loop of its own."""
+        """Find a verdict without a turn, in an event loop of its own."""
         spec, found = asked.spec, None
         self._refuse_in_quarantine(asked)
         valid = await self._validity(spec)

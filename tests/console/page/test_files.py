@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import inferway_console.page
-from inferway_console.page.files import INDEX, static_files
+from inferway_console.page.routes import INDEX, static_files
 
 STATIC = Path(inferway_console.page.__file__).parent / "static"
 VENDOR = STATIC / "vendor"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inferway_console.page.rows import request_row
+from inferway_console.page.pictures import request_row
 from inferway_console.records.record import Miss, RequestRecord
 
 

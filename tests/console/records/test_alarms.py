@@ -10,7 +10,7 @@ import pytest
 from tests.integration.recorders import in_front_of, records_of
 
 from inferway.config import RecordSettings
-from inferway_console.alarms import LEAST_SHARE, RECENT_SECONDS, breaker_alarms, file_alarms
+from inferway_console.console import LEAST_SHARE, RECENT_SECONDS, breaker_alarms, file_alarms
 from inferway_console.records.breakers import LEAST_REQUESTS, Breaker
 from inferway_console.records.differences import DifferenceKind
 from inferway_console.records.record import RequestRecord

@@ -1,4 +1,4 @@
-"""What /metrics shows of requests that ask for the shape of their answer."""
+"""Metric families of requests that ask for the shape of their answer."""
 
 from __future__ import annotations
 

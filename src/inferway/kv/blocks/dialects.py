@@ -138,7 +138,7 @@ def _untagged(extra: tuple[HashExtra, ...]) -> tuple[object, ...]:
 
 
 def wire_hash(block_hash: bytes) -> int:
-    """The 64 bits that events carry by default."""
+    """Return the 64 bits that events carry by default."""
     return int.from_bytes(block_hash[-8:], "big")
 
 
@@ -155,7 +155,7 @@ def _xxh3(data: bytes) -> bytes:
 
 
 def cbor(value: object) -> bytes:
-    """Canonical CBOR (RFC 8949, 4.2) of what block hashes are made of: None, integers, text,
+    """Encode what block hashes are made of as canonical CBOR (RFC 8949, 4.2): None, integers, text,
     bytes and sequences of these. Raises TypeError for anything else."""
     if value is None:
         return b"\xf6"

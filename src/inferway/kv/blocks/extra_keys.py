@@ -1,4 +1,4 @@
-"""What besides its tokens makes a block: the adapter, the tenant's salt, pictures.
+"""Extra keys, which make a block beside its tokens: the adapter, the tenant's salt, pictures.
 
 The same value comes out of a request and out of the engine's event, so that the keys of both
 sides meet. vLLM publishes per block, untagged and in this order (0.32, kv_cache_utils.py

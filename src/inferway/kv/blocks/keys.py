@@ -62,8 +62,8 @@ _LAID_OUT = 64  # up to so many blocks have arrays laid out for `keys_of_list`: 
 
 
 class _Layout:
-    """What the keys of one number of blocks are computed with, and in: making arrays and views of
-    them takes as long as what is done in them.
+    """The arrays that the keys of one number of blocks are computed with, and in: making arrays and
+    views of them takes as long as what is done in them.
 
     `weights` are those of the lanes, times K**-j for block j: what is summed up to a block's end
     are all digests before it, as the chain needs them.
@@ -144,8 +144,8 @@ class BlockHasher:
         extras: BlockExtras | None = None,
         parent: BlockKey | None = None,
     ) -> list[BlockKey]:
-        """Keys of the full blocks of `token_ids`, which follow on `parent` (None: a prompt's
-        start). `extras` count from the first of these blocks."""
+        """Return the keys of the full blocks of `token_ids`, which follow on `parent` (None: a
+        prompt's start). `extras` count from the first of these blocks."""
         return self.chain(self.digests(token_ids, extras), parent)
 
     def keys_of_list(
@@ -212,7 +212,7 @@ class BlockHasher:
         return digests
 
     def chain(self, digests: Lanes, parent: BlockKey | None = None) -> list[BlockKey]:
-        """Keys of blocks with these digests, which follow on `parent`."""
+        """Return the keys of blocks with these digests, which follow on `parent`."""
         if len(digests) <= _FEW_BLOCKS:
             return self.chain_of_list(digests.tolist(), parent)
         key = self._root if parent is None else parent
@@ -255,7 +255,7 @@ class BlockHasher:
         return tokens.view(_LANE)
 
     def _behind_column(self, token_ids: TokenIds, num_blocks: int) -> Lanes:
-        """Of the tokens behind each block."""
+        """Return the column of the tokens behind each block."""
         starts = np.arange(1, num_blocks + 1) * self.block_size
         x = token_ids[starts[:, None] + np.arange(self.lookahead)].astype(np.uint64)
         add, weight = self._behind

@@ -61,7 +61,7 @@ _hasher_of = lru_cache(maxsize=64)(BlockHasher)
 
 
 class HashVerifier(Protocol):
-    """What knows how the engine hashes its blocks: `dialect_finder.DialectFinder`, which says what
+    """Verifies how the engine hashes its blocks: a `dialect_finder.DialectFinder`, which says what
     each of these is."""
 
     def see(self, event: BlockStored) -> None: ...
@@ -113,7 +113,7 @@ class EngineBlocks:
 
     @property
     def cut_seen(self) -> Cut | None:
-        """How prompts are cut for the engine, as its events show; None before the first."""
+        """The cut of prompts for the engine, as its events show; None before the first."""
         size, layout = self._held.block_size, self._held.layout
         return None if size is None else cut_of(size, layout.lookahead if layout else 0)
 
@@ -143,7 +143,7 @@ class EngineBlocks:
 
     @property
     def has_waiting(self) -> bool:
-        """Whether there are blocks, of whatever group, that have no key and cannot be matched."""
+        """True if there are blocks, of whatever group, that have no key and cannot be matched."""
         return bool(self._held.deferred or self._held.orphans.tiers)
 
     @property
@@ -153,7 +153,7 @@ class EngineBlocks:
 
     @property
     def copies_count(self) -> bool:
-        """Whether a block is gone with its last copy; if False, it is gone with any removal."""
+        """True if a block is gone with its last copy; if False, it is gone with any removal."""
         return self._held.bridge.counting
 
     def count_no_copies(self) -> None:
@@ -167,7 +167,7 @@ class EngineBlocks:
         self._held.count_no_copies()
 
     def verify_hashes(self, verifier: HashVerifier) -> None:
-        """Ask `verifier` from now on, and nobody else. Without one no event is confirmed."""
+        """Ask this `verifier` from now on, and no other one. Without one no event is confirmed."""
         self._verifier = verifier
 
     def apply(self, event: Event) -> list[Op]:
@@ -302,7 +302,7 @@ class EngineBlocks:
 
     @property
     def expects_prompts(self) -> bool:
-        """Whether events may name parts of prompts without their tokens, or no group is known."""
+        """True if events may name parts of prompts without their tokens, or no group is known."""
         layout = self._held.layout
         return layout is None or layout.has_hidden_places
 
@@ -434,8 +434,8 @@ class EngineBlocks:
             self._held.bridge.sweep(_SWEEP_BLOCKS)
 
     def _is_ordinary(self, event: BlockStored) -> bool:
-        """Whether it stores blocks of full attention, of the size that we know, and tells their
-        tokens, with nothing else in them."""
+        """Return whether the event stores blocks of full attention, of the size that we know, and
+        tells their tokens, with nothing else in them."""
         held, size, num_blocks = self._held, event.block_size, len(event.block_hashes)
         kind = (event.group_idx, event.spec_kind, event.locality)
         return (

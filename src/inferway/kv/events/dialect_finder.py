@@ -1,4 +1,4 @@
-"""How an engine hashes its blocks: found from its first events, verified from then on.
+"""The dialect of an engine's hashes: found from its first events, verified from then on.
 
 An event has the tokens of its blocks and their hashes, so whoever hashes as the engine does comes
 to the same. A hash covers the one before it in full, and the wire carries 64 bits of it: so only
@@ -273,8 +273,8 @@ class DialectFinder:
             self._check(event, extras)
 
     def _conclude(self, fitting: list[Dialect], *, is_certain: bool) -> None:
-        """From one chain that was hashed in all dialects. `is_certain`: all that is hashed is
-        known; else a salt may not have been told, or the prompt be another one."""
+        """Conclude from one chain that was hashed in all dialects. `is_certain`: all that is hashed
+        is known; else a salt may not have been told, or the prompt be another one."""
         if fitting:
             self._fitting = fitting
             self.state, self._num_seen = DialectState.FOUND, 0
@@ -310,7 +310,7 @@ class DialectFinder:
         event: BlockStored,
         extras: Sequence[tuple[HashExtra, ...] | None],
     ) -> list[bytes] | None:
-        """Of the event's blocks in full; None if the engine's are others."""
+        """Return the full hashes of the event's blocks; None if the engine's are others."""
         parent = None if event.parent_hash is None else self._digests[event.parent_hash]
         hashes: list[bytes] = []
         if len(event.token_ids) > len(event.block_hashes) * event.block_size:
@@ -325,7 +325,7 @@ class DialectFinder:
     def _sparse_hashes(
         self, dialect: Dialect, parent: bytes | None, event: BlockStored
     ) -> list[bytes] | None:
-        """Of an event that skips blocks, without anything hashed beside tokens."""
+        """Return the hashes of an event that skips blocks, without extra keys."""
         if any(event.extra_keys or ()) or event.lora_name or event.lookahead_token_ids:
             return None
         found: dict[int, bytes] = {}
@@ -343,7 +343,7 @@ class DialectFinder:
         i: int,
         extra: tuple[HashExtra, ...] | None,
     ) -> bytes:
-        """Of one block, which may have several hashes: it is known by the last of them."""
+        """Return the hash of one block; of several, the last is the one it is known by."""
         size = event.block_size
         ahead = event.lookahead_token_ids[i] if event.lookahead_token_ids else []
         tokens = [*event.token_ids[i * size : (i + 1) * size], *ahead]
@@ -358,8 +358,8 @@ class DialectFinder:
         return parent
 
     def _extras(self, event: BlockStored) -> Sequence[tuple[HashExtra, ...] | None] | None:
-        """What is hashed beside the tokens of each block, with tags, as far as blocks are looked
-        at; None: that is not known."""
+        """Return what is hashed beside the tokens of each block, with tags, as far as blocks are
+        looked at; None: that is not known."""
         lora: LoraAdapter | None = None
         if event.lora_name is None and event.lora_id is not None:
             return None

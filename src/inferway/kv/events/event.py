@@ -1,4 +1,4 @@
-"""What engines say of their KV caches, whatever form they say it in. `adapters` has the forms."""
+"""KV events in the form that all adapters turn theirs into. `adapters` has the forms."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class EventError(Struct, frozen=True):
 
 
 class Batch(Struct, frozen=True, gc=False):
-    """What one message of an engine said, in order: the events that could be read, and why the
+    """The content of one message of an engine, in order: the events that could be read, and why the
     others could not."""
 
     ts: float  # seconds since 1970, by the engine's clock; 0.0: it does not say

@@ -64,7 +64,7 @@ _NOT_MISSED = ("remote",)  # reasons of `apply` to skip what is not the engine's
 
 @dataclass(slots=True)
 class EventApplierStats:
-    """Plain integers, read when somebody scrapes; more in `stream.stats`, `blocks.stats`."""
+    """Plain integers, read when /metrics is scraped; more in `stream.stats`, `blocks.stats`."""
 
     batches: int = 0
     events: int = 0
@@ -118,7 +118,7 @@ class EventApplier:
 
     @property
     def is_whole(self) -> bool:
-        """Whether everything that the engine holds is known once the stream is in step."""
+        """True if everything that the engine holds is known once the stream is in step."""
         blocks = self.blocks
         if self._left_out or not self.stream.from_start or not blocks.copies_count:
             return False
@@ -253,7 +253,7 @@ class EventApplier:
             yield ops
 
     def _apply_other(self, item: Event | EventError, is_last_life: bool) -> Iterator[list[Op]]:
-        """What comes seldom: a long event, one that could not be read, or AllBlocksCleared."""
+        """Apply a seldom item: a long event, an unreadable one, or AllBlocksCleared."""
         if isinstance(item, _OF_BLOCKS):
             if item.medium not in GPU_MEDIA:
                 self._see_other_medium()
@@ -275,7 +275,7 @@ class EventApplier:
         return ops
 
     def _applied(self, action: Apply, batch: Batch) -> None:
-        """And the index has it."""
+        """Count a batch that the index has."""
         self.stats.batches += 1
         self._look_for_losses()
         if self.stats.batches <= _FIRST_BATCHES or not self.stats.batches % _THEN_ONE_IN:

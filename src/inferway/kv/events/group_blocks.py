@@ -127,7 +127,7 @@ class GroupBlocks:
         return ops
 
     def _beside(self, event: BlockStored) -> Beside | None:
-        """What is hashed beside an event's tokens; None if that is not known."""
+        """Return what is hashed beside an event's tokens; None if that is not known."""
         if _has_media(event) or (event.lora_name is None and event.lora_id is not None):
             return None
         lora = None
@@ -249,6 +249,6 @@ def with_extras(event: BlockStored, path: str | None) -> tuple[Sequence[int], Bl
 
 
 def _has_media(event: BlockStored) -> bool:
-    """Whether something is hashed into its blocks that belongs to some of the tokens."""
+    """Return whether an event's hashes cover something that belongs to some of the tokens."""
     entries = [entry for entry in event.extra_keys or () if isinstance(entry, list | tuple)]
     return any(not isinstance(item, str) for entry in entries for item in entry)

@@ -23,7 +23,7 @@ _UNNAMED = FULL[0]  # before vLLM named kinds, it had no other
 
 
 class CacheFacts(Struct, frozen=True):
-    """What events do not say of an engine's KV caches."""
+    """Facts of an engine's KV caches that events do not tell."""
 
     drops_last_block: bool = False  # for a draft model that needs its hidden states
     # the groups that have the draft model's layers; None: not known, and all of them drop it
@@ -84,7 +84,7 @@ class Groups:
                 self._learn(each)
 
     def restore(self, layout: CacheLayout | None) -> None:
-        """Know the groups of a layout that was made of them, and no others."""
+        """Take over the groups of a layout that was made of them, and no others."""
         self.clear()
         if layout is None:
             return

@@ -32,7 +32,7 @@ _SHORT_BLOCKS = 16  # of an event: with so many, reading it alone costs about th
 
 
 class _Blocks:
-    """What lies in one place."""
+    """The blocks in one place."""
 
     __slots__ = ("doubles", "more", "own", "table")
 
@@ -97,7 +97,7 @@ class HashToKey:
         return positions
 
     def _had(self, blocks: _Blocks, hashes: Sequence[int], had: Sequence[int]) -> list[int]:
-        """As `add`, after it: some were there already, or come twice."""
+        """Finish `add` where some hashes were there already, or come twice."""
         left = Counter(had)
         positions: list[int] = []
         for i in range(len(hashes) - 1, -1, -1):  # of equal ones the first is new
@@ -153,7 +153,7 @@ class HashToKey:
     def _drop_some(
         self, blocks: _Blocks, hashes: Sequence[int]
     ) -> tuple[Sequence[BlockKey], Sequence[int]]:
-        """As `drop`, if some may have several copies or hashes."""
+        """Drop hashes as `drop` does, where some may have several copies or hashes."""
         gone: list[BlockKey] = []
         absent: list[int] = []
         for block_hash in hashes:
@@ -188,7 +188,7 @@ class HashToKey:
         return self._places[place].more
 
     def clear(self) -> None:
-        """Forget everything. The memory is given back by `sweep`."""
+        """Forget all hashes and keys. The memory is given back by `sweep`."""
         for blocks in self._places.values():
             self._garbage.extend(blocks.table.dicts())
         self._places.clear()
@@ -256,7 +256,7 @@ def _without(keys: Sequence[BlockKey], positions: Sequence[int]) -> list[BlockKe
 
 
 class Stored(Struct, frozen=True, gc=False):
-    """What several events store in GPU memory, in order, each block once."""
+    """Blocks that several events store in GPU memory, in order, each block once."""
 
     blocks: dict[int, BlockKey]  # by their hashes
     ops: list[Store]  # one for each event

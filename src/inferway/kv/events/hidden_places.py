@@ -1,4 +1,4 @@
-"""Where blocks are whose events do not say it, from hashes made as the engine makes them.
+"""Places of blocks whose events do not tell them, from hashes made as the engine makes them.
 
 An event that skips blocks names fewer hashes than its tokens have blocks, and that of a prompt's
 last part has the tokens of that part alone. Whoever hashes all parts of the tokens as the engine
@@ -37,7 +37,7 @@ class HiddenPlace(Struct, frozen=True, gc=False):
 
 
 class Beside(Struct, frozen=True):
-    """What is hashed beside the tokens of a prompt."""
+    """The values that are hashed beside the tokens of a prompt."""
 
     lora: LoraAdapter | None = None
     cache_salt: str | None = None

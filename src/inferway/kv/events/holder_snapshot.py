@@ -48,7 +48,7 @@ class PlaceColumns(msgspec.Struct, frozen=True, array_like=True):
 
 
 class HolderSnapshot(msgspec.Struct, frozen=True, array_like=True):
-    """What one holder has. The fields are those of `HolderState`."""
+    """A holder's blocks, as they are kept in a file. The fields are those of `HolderState`."""
 
     position: Position
     counts_copies: bool

@@ -1,4 +1,4 @@
-"""What one holder has, in hashes, keys and places; changed by `apply`.
+"""The blocks of one holder, in hashes, keys and places; changed by `apply`.
 
 Each change has a method, which returns the operations that keep the index true.
 """
@@ -50,7 +50,7 @@ _V = TypeVar("_V")
 
 @dataclass(slots=True)
 class ApplyStats:
-    """Plain integers, read when somebody scrapes. Blocks, but for `cleared` and `skipped`."""
+    """Plain integers, read when /metrics is scraped. Blocks, but for `cleared` and `skipped`."""
 
     stored: int = 0  # copies
     removed: int = 0  # copies
@@ -318,7 +318,7 @@ class HolderState:
     def _store(
         self, hashes: Sequence[int], keys: Sequence[BlockKey], parent: BlockKey | None, tier: Tier
     ) -> list[Op]:
-        """And what else was waiting for their keys."""
+        """Store blocks, and what else was waiting for their keys."""
         if not self.orphans.tiers and not self.deferred:
             had = self.bridge.add((tier, FULL_ATTENTION), hashes, keys)
             if had:
@@ -345,7 +345,7 @@ class HolderState:
         return ops
 
     def _without(self, known: Collection[BlockKey], stores: Sequence[Store]) -> list[Op]:
-        """The same, but for blocks that were there before, as far as a chain can be without."""
+        """Return the stores without blocks that were there, as far as chains allow."""
         ops: list[Op] = []
         for op in stores:
             had = [i for i, key in enumerate(op.keys) if key in known]
@@ -361,7 +361,7 @@ class HolderState:
         return [Copy(self._holder, new, *place)] if new else []
 
     def _pairs(self, hashes: Sequence[int]) -> list[tuple[int, BlockKey]]:
-        """With their keys, if they have one."""
+        """Return the hashes that have a key, with their keys."""
         return [(h, key) for h in hashes if (key := self.bridge.key(h)) is not None]
 
     def _remember(self, hashes: Sequence[int]) -> None:

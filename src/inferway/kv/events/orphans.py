@@ -86,8 +86,8 @@ class Orphans:
         return True
 
     def note_removed(self, hashes: Sequence[int]) -> None:
-        """Take note of blocks that were removed from the best tier, orphans or not: nobody vouches
-        for them any more."""
+        """Take note of blocks that were removed from the best tier, orphans or not: no event
+        vouches for them any more."""
         if not self._since:
             return
         self._time += 1

@@ -1,5 +1,5 @@
-"""What an engine has told us that it dropped, of late: to say afterwards why a request did not find
-there what was believed."""
+"""Removals that an engine has told of late: they say afterwards why a request did not find what it
+was believed to hold."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST_KEYS = 4096  # remembered of one endpoint: 32 kB
 
 
 class Removal(Struct, frozen=True, gc=False):
-    """What one event has dropped, and when that was heard."""
+    """The keys that one event has dropped, and when that was heard."""
 
     seq: int | None  # of the batch that was the last one applied then
     at: float  # seconds
@@ -26,7 +26,7 @@ class Removal(Struct, frozen=True, gc=False):
 
 @dataclass(slots=True)
 class Removals:
-    """One endpoint's. Its event stream writes it."""
+    """The latest removals of one endpoint. Its event stream writes it."""
 
     most_keys: int = MOST_KEYS
     _told: deque[Removal] = field(default_factory=deque)

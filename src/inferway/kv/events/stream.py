@@ -67,7 +67,7 @@ MAX_HELD_BYTES = 64 * 1024 * 1024
 
 
 class StreamState(StrEnum):
-    """How true our picture of an engine's cache is."""
+    """The degree to which our picture of an engine's cache is true."""
 
     EXACT = "exact"  # its cache as of its last batch
     PARTIAL = "partial"  # all true, but blocks stored before we joined are unknown
@@ -77,7 +77,7 @@ class StreamState(StrEnum):
 
     @property
     def is_settled(self) -> bool:
-        """Whether the picture is true as of the last batch, and nothing that the engine has told is
+        """True if the picture is true as of the last batch, and nothing that the engine has told is
         still to be read."""
         return self in (StreamState.EXACT, StreamState.PARTIAL)
 
@@ -120,7 +120,7 @@ class _Last(Struct, frozen=True, gc=False):
 
 @dataclass(slots=True)
 class StreamStats:
-    """Plain integers, read when somebody scrapes."""
+    """Plain integers, read when /metrics is scraped."""
 
     applied: int = 0
     duplicates: int = 0
@@ -176,7 +176,7 @@ class EventStream:
 
     @property
     def from_start(self) -> bool:
-        """Whether everything that the engine has ever told is applied, so that the state is exact
+        """True if everything that the engine has ever told is applied, so that the state is exact
         once the stream is in step."""
         return self._from_start
 
@@ -348,7 +348,7 @@ class EventStream:
         return [*self._forget(), self._ask()]
 
     def _forget(self) -> list[Action]:
-        """What we believe, if anything; batches held are kept."""
+        """Forget what is believed, if anything; batches held are kept."""
         believed = self._last is not None
         self._last = self._next = None
         self._from_start = False
@@ -381,7 +381,7 @@ class EventStream:
             self._hold(seq, payload)
 
     def _hold(self, seq: int, payload: bytes) -> None:
-        """When there is no more room it is asked for again instead."""
+        """Hold a batch back; when there is no more room it is asked for again instead."""
         self._unhold(seq)
         full = self._held_bytes + len(payload) > self.max_held_bytes
         if full or len(self._held) >= self.max_held_batches:

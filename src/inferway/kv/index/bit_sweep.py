@@ -29,7 +29,7 @@ class BitSweep:
         self._states = states = tree.states
         self._num_states = len(states.planes)
         self._next_state = 1
-        self._orphaned: NDArray[np.bool_] | None = None  # by state: nobody is left in it
+        self._orphaned: NDArray[np.bool_] | None = None  # by state: no holder is left in it
         self._any_orphaned = False
         self._num_slots = len(tree.slots.states)
         self._next_slot = 1
@@ -78,7 +78,7 @@ class BitSweep:
             slot = self._found.pop()
             state = slots.states[slot]
             if state == NOBODY or not states.is_empty(state):
-                continue  # meanwhile freed, or held by somebody again
+                continue  # meanwhile freed, or held again
             if slots.first[slot]:
                 slots.states[slot] = NOBODY
                 states.move(state, NOBODY)

@@ -1,4 +1,4 @@
-"""What has changed in an index, for copies of it in other processes (`copied`).
+"""Changes of an index, for copies of it in other processes (`copied`).
 
 A copy is told results, not operations: which set of holders each block has now. So the tree of
 blocks is kept once, by the index itself, and a copy does no more than enter a number for a key,
@@ -33,12 +33,12 @@ PIECE_STATES = 256
 
 
 class BlockChange(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """These blocks have this set of holders now."""
+    """Blocks that have another set of holders now."""
 
     state: int  # an id of sets; NOBODY: the blocks are forgotten
     keys: list[BlockKey]
-    holder: HolderId | None = None  # who has stored, copied or removed them; None: it is not known
-    num_blocks: int = 0  # that the holder has now
+    holder: HolderId | None = None  # that has stored, copied or removed them; None: it is not known
+    num_blocks: int = 0  # of the holder, now
     is_removal: bool = False  # the holder has told that it has removed them
 
 
@@ -62,15 +62,15 @@ class HolderChange(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class PlanesChange(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """What the planes of sets stand for (`HolderSets.tiers`, `HolderSets.window_planes`)."""
+    """The meaning of the planes of sets (`HolderSets.tiers`, `HolderSets.window_planes`)."""
 
     tiers: list[int]
     windows: list[tuple[Tier, int, int]]  # tier, group, plane
 
 
 class IndexChanges(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """What has changed between two moments at which the index was whole: a copy applies all of it
-    before it answers."""
+    """Changes between two moments at which the index was whole: a copy applies all of them before
+    it answers."""
 
     blocks: list[BlockChange] = []
     cleared: list[HolderId] = []  # they have nothing any more

@@ -1,4 +1,4 @@
-"""Which blocks go when there is no more room: a clock with a second chance.
+"""Eviction of blocks when there is no more room: a clock with a second chance.
 
 Only a block without children can go, or what lies below it would be lost with it. The hand goes
 backwards over the slots, because chains lie in them forwards: so it meets a chain's end first,

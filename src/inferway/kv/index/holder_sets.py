@@ -1,4 +1,4 @@
-"""Who holds a block and where: values that many blocks share, by number.
+"""Sets of holders and where they hold a block: values that many blocks share, by number.
 
 A value is `attached` and a mask for each *plane*. A mask has one bit per holder; a plane is a
 tier of a group of KV caches, and its mask says who holds the block there. `attached` has those
@@ -43,7 +43,7 @@ class HolderSets:
 
     def __init__(self) -> None:
         self.attached = [0]
-        self.known = [0]  # who holds it in the full-attention group, attached or not
+        self.known = [0]  # its holders in the full-attention group, attached or not
         self.planes: list[Planes] = [()]
         self.counts = array("q", [1])
         self.dead = 0  # bits of holders that are gone; no new value has them
@@ -139,7 +139,7 @@ class HolderSets:
         self.known[state] = self._known(planes)
 
     def make_room(self, state: int) -> None:
-        """Have the state, with nobody until it is put."""
+        """Have the state, without holders until it is put."""
         missing = state + 1 - len(self.planes)
         if missing > 0:
             self.attached += [0] * missing
@@ -147,7 +147,7 @@ class HolderSets:
             self.planes += [()] * missing
 
     def group_mask(self, state: int, group: int) -> int:
-        """Return who holds the block in a group, in any tier."""
+        """Return the holders of the block in a group, in any tier."""
         if group == FULL_ATTENTION:
             return self.known[state]
         planes, mask = self.planes[state], 0
@@ -157,7 +157,7 @@ class HolderSets:
         return mask
 
     def best_tiers(self, state: int) -> Sequence[tuple[Tier, int]]:
-        """Return (tier, those who have it there and in no better one), without the first tier."""
+        """Return (tier, holders with it there and in no better one), without the first tier."""
         planes = self.planes[state]
         found, seen = [], planes[0] if planes else 0
         for tier, plane in enumerate(self.tiers):
@@ -169,7 +169,7 @@ class HolderSets:
         return found
 
     def places(self, state: int) -> Iterator[tuple[Tier, int, int]]:
-        """Yield (tier, group, who has it there) for each of its places."""
+        """Yield (tier, group, holders there) for each of its places."""
         planes = self.planes[state]
         for tier, plane in enumerate(self.tiers):
             if 0 <= plane < len(planes):

@@ -1,4 +1,4 @@
-"""The index everybody uses: one tree of blocks in this process.
+"""The usual index: one tree of blocks in this process.
 
 What each holder can reuse is kept closed under "parent of" when it is written (`tree`), so that
 reading it takes few looks (`reading`).
@@ -173,9 +173,9 @@ class MemoryIndex(HeldBlocks):
     # how it is
 
     def links(self) -> Iterator[bytes]:
-        """Yield all blocks that somebody holds with their parents, some thousands at a time, in
-        rows of two 64-bit numbers, little-endian; the parent is 0 if the block begins a prompt. A
-        block that is held all the while is among them."""
+        """Yield all blocks that are held with their parents, some thousands at a time, in rows of
+        two 64-bit numbers, little-endian; the parent is 0 if the block begins a prompt. A block
+        that is held all the while is among them."""
         slots = self._tree.slots
         for start in range(1, len(slots.keys), _LINKS):
             keys = np.frombuffer(slots.keys, np.uint64)
@@ -185,7 +185,7 @@ class MemoryIndex(HeldBlocks):
             rows = np.empty((np.count_nonzero(held), 2), "<u8")
             rows[:, 0] = keys[start : start + _LINKS][held]
             rows[:, 1] = keys[parents[held]]
-            del keys, parents, states  # the columns cannot grow while somebody reads them
+            del keys, parents, states  # the columns cannot grow while they are read
             yield rows.tobytes()
 
     def lower_tiers(self) -> dict[HolderId, list[int]]:

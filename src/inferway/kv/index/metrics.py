@@ -1,4 +1,4 @@
-"""What /metrics shows of the index."""
+"""Metric families of the index."""
 
 from __future__ import annotations
 

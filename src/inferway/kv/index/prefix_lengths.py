@@ -1,4 +1,4 @@
-"""How many blocks of a prompt each of many holders has, without an entry for each of them."""
+"""The lengths of a prompt's prefixes that many holders have, without an entry for each holder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an index is: `apply` what engines did, `match` what a prompt would find.
+"""The contract of an index: `apply` what engines did, `match` what a prompt would find.
 
 A key is a hash over all the tokens before it (kv/blocks/keys.py), so a block has one parent, always
 the same, and what an engine holds are branches of one tree. A block can be reused only with all
@@ -75,9 +75,9 @@ class Clear(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=True):
 
 
 class Layout(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=True):
-    """`holder` looks a prompt up in these groups of KV caches (`reuse`); None: it has full
-    attention alone, as everybody has at first. The blocks of the group at `layout.full_position`
-    are those of FULL_ATTENTION, those of the others are of their number + 1."""
+    """A layout: `holder` looks prompts up in these groups (`reuse`); None: it has full attention
+    alone, as all have at first. The blocks of the group at `layout.full_position` are those of
+    FULL_ATTENTION, those of the others are of their number + 1."""
 
     holder: HolderId
     layout: CacheLayout | None
@@ -87,7 +87,7 @@ Op = Store | Copy | Remove | Clear | Layout
 
 
 class MatchResult(msgspec.Struct, frozen=True):
-    """What each holder has of a prompt.
+    """The blocks of a prompt that each holder has.
 
     `blocks`: for each holder of the first key, how many keys it holds from the start without a
     hole, in any tier. `discount`: how much less than `blocks` they weigh because some lie in lower
@@ -157,7 +157,7 @@ class Index(Holdings, Protocol):
 
     @property
     def has_layouts(self) -> bool:
-        """Whether there are holders with a layout, to whom a prompt's `Places` matter."""
+        """True if there are holders with a layout, to whom a prompt's `Places` matter."""
 
     def layout(self, holder: HolderId) -> CacheLayout | None:
         """Return the holder's layout; None if it has full attention alone."""

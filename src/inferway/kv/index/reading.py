@@ -1,5 +1,5 @@
-"""What an index that is in this process answers, from who holds which block: the part of a
-`MemoryIndex` that reads, and all of the copy of one that another process has (`copied`).
+"""Queries that an index answers from the holders of each block: the part of a `MemoryIndex` that
+reads, and all of a copy that another process has (`copied`).
 
 Along a prompt holders only ever drop out, because what each can reuse is kept closed under
 "parent of" when it is written (`tree`). So `match` looks for the places where that happens by

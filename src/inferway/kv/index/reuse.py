@@ -1,5 +1,5 @@
-"""How many tokens of a prompt an engine reuses: not a prefix of one group of KV caches, but the
-fixed point over all of them.
+"""The number of tokens of a prompt that an engine reuses: not a prefix of one group of KV caches,
+but the fixed point over all of them.
 
 vLLM keeps layers of one kind in a *group*, and each group has blocks of its own. Full attention
 needs all blocks from the start; a sliding window its last blocks; local attention those of its
@@ -45,7 +45,7 @@ class CacheGroup(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def is_full(self) -> bool:
-        """Whether every block from the start on is needed. So are those of kinds that are not
+        """True if every block from the start on is needed. So are those of kinds that are not
         known: what is believed then is not too much."""
         return self.kind not in (*WINDOW, LOCAL, MAMBA) or (self.kind != MAMBA and not self.span)
 
@@ -73,7 +73,7 @@ class CacheLayout(msgspec.Struct, frozen=True, array_like=True, dict=True):
 
     @cached_property
     def is_fine(self) -> bool:
-        """Whether hits may end within a block: state-space checkpoints are kept at ends of hashes
+        """True if hits may end within a block: state-space checkpoints are kept at ends of hashes
         then, and the last part of a prompt has an entry of its own."""
         fine = (MAMBA, *FULL)
         return any(g.kind == MAMBA and g.block_size > self.unit for g in self.groups) and all(
@@ -87,25 +87,25 @@ class CacheLayout(msgspec.Struct, frozen=True, array_like=True, dict=True):
 
     @cached_property
     def has_hidden_places(self) -> bool:
-        """Whether blocks may be stored of which events do not say where they end: parts of blocks,
+        """True if blocks may be stored of which events do not say where they end: parts of blocks,
         and blocks of an engine that has no full attention, whose blocks have their hashes."""
         are_parts = any(group.block_size % self.block_size for group in self.groups)
         return self.is_fine or are_parts or self.full_position is None
 
     @cached_property
     def has_sparse_groups(self) -> bool:
-        """Whether there are state-space layers or sliding windows: of a prompt, vLLM keeps for them
+        """True if there are state-space layers or sliding windows: of a prompt, vLLM keeps for them
         what a hit at its end needs, and what one before needs only under some of its flags."""
         return any(group.kind in (MAMBA, *WINDOW) for group in self.groups)
 
     @cached_property
     def drops_last_block(self) -> bool:
-        """Whether the last block that is matched is computed again, for a draft model."""
+        """True if the last block that is matched is computed again, for a draft model."""
         return any(group.eagle for group in self.groups)
 
     @cached_property
     def is_plain(self) -> bool:
-        """Whether a hit is simply the prefix of full attention."""
+        """True if a hit is simply the prefix of full attention."""
         return len(self.groups) == 1 and self.groups[0].is_full and not self.groups[0].eagle
 
     @cached_property
@@ -115,8 +115,8 @@ class CacheLayout(msgspec.Struct, frozen=True, array_like=True, dict=True):
 
     @cached_property
     def full_position(self) -> int | None:
-        """Where in `groups` the full attention stands whose prefix the index keeps; None if there
-        is none."""
+        """The position in `groups` of the full attention whose prefix the index keeps; None if
+        there is none."""
         return next((i for i, group in enumerate(self.groups) if group.is_full), None)
 
     @cached_property
@@ -136,7 +136,7 @@ class CacheLayout(msgspec.Struct, frozen=True, array_like=True, dict=True):
 
 
 class Reuse(msgspec.Struct, frozen=True):
-    """What an engine reuses of a prompt, and the group that allows no more."""
+    """The tokens that an engine reuses of a prompt, and the group that allows no more."""
 
     tokens: int
     held_blocks: int  # of full attention, from the start on
@@ -144,7 +144,7 @@ class Reuse(msgspec.Struct, frozen=True):
 
     @property
     def why(self) -> str:
-        """Why no more is reused, as the end of a sentence."""
+        """The reason why no more is reused, as the end of a sentence."""
         limit, tokens = self.limit, self.tokens
         if limit is None:
             return "the last block is computed again for its draft model, or for alignment"

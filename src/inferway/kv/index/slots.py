@@ -23,7 +23,7 @@ class Slots:
 
     def __init__(self) -> None:
         self.keys = array("Q", [0])
-        self.states = array("I", [0])  # who holds it: an id of `holder_sets.HolderSets`
+        self.states = array("I", [0])  # its holders: an id of `holder_sets.HolderSets`
         self.first = array("I", [0])
         self.next = array("I", [0])
         self.before = array("I", [0])

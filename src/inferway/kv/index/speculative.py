@@ -30,7 +30,7 @@ class Speculation:
 
 
 class SpeculativeOverlay:
-    """Key -> the holders that prompts on their way bring that block to, as bits: what nobody asks
+    """Key -> the holders that prompts on their way bring that block to, as bits: what is not asked
     for costs nothing, however many holders there are.
 
     Every speculation counts all of its own blocks, also those that another one brings already:
@@ -80,7 +80,7 @@ class SpeculativeOverlay:
             self._work_on(speculation)
 
     def _work_on(self, speculation: Speculation) -> None:
-        """It is added or removed, now or when those before it are done."""
+        """Add or remove the speculation, now or when those before it are done."""
         if speculation.waits:
             return
         speculation.waits = True

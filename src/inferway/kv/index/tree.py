@@ -1,5 +1,5 @@
-"""The tree of all holders' blocks: key -> slot (`shards`), slot -> who holds it (`slots`,
-`states`), and what each holder can reuse kept closed under "parent of" (`settling`).
+"""The tree of all holders' blocks: key -> slot (`shards`), slot -> its holders (`slots`, `states`),
+and what each holder can reuse kept closed under "parent of" (`settling`).
 
 Operations are one holder's. How long they take depends on what they name and on what that
 detaches, attaches or frees; beyond `slice_blocks` of the latter, the rest is left for `settle` and
@@ -97,7 +97,7 @@ class Tree:
         self.states = HolderSets()
         self.settling: dict[int, AttachmentUpdate] = {}  # bit -> what is left to do
         self.unsettled = 0  # those bits
-        self.lapsed: list[int] = []  # slots without children that nobody holds, to be freed
+        self.lapsed: list[int] = []  # slots without children or holders, to be freed
         self.touched: list[BlockKey] | None = None  # see `settle` and `free_slot`
         self.common = -1  # the state that all blocks of the last operation got; -1: they differ
         self.commons: list[int] | None = None  # those of all operations; see `changes`
@@ -235,9 +235,9 @@ class Tree:
         return parent if slots.states[parent] and not slots.first[parent] else 0
 
     def free_slot(self, slot: int) -> int:
-        """Free the slot of a block without children that nobody holds (its state is released), and
-        those of parents that only stood for it, and note them in `touched`; of a long chain the
-        rest is `lapsed`. Returns how many."""
+        """Free the slot of a block without children and holders (its state is released), and those
+        of parents that only stood for it, and note them in `touched`; of a long chain the rest is
+        `lapsed`. Returns how many."""
         slots, states, shards = self.slots, self.states, self.shards
         at, shift = shards.at, shards.shift
         for count in range(1, self._slice + 1):
@@ -341,14 +341,14 @@ class Tree:
         return slot
 
     def _attached_parent(self, slot: int) -> int:
-        """Who has the block's parent attached; everybody if it begins a prompt."""
+        """Return who has the block's parent attached; everybody if it begins a prompt."""
         parent = self.slots.parents[slot]
         if parent == NOWHERE:
             return 0
         return self.states.attached[self.slots.states[parent]] if parent else -1
 
     def _changed(self, holder: Holder, blocks: Sequence[int]) -> None:
-        """These blocks of the holder have become attached or detached."""
+        """Note that these blocks of the holder have become attached or detached."""
         settling = self.settling.get(holder.bit)
         if settling is not None:
             settling.parents.extend(blocks)

@@ -1,1 +1,1 @@
-"""Who may go where, and when: callers, limits, the queue, ejected engines, further tries. Pure."""
+"""Limits of requests: callers, places, the queue, ejected engines, further tries. Pure."""

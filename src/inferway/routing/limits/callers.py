@@ -1,4 +1,4 @@
-"""Who asks: API keys, hashed at rest.
+"""Callers, known by their API keys, which are hashed at rest.
 
 A key is 256 random bits that `inferway keys add` draws, so one round of SHA-256 without salt keeps
 it: nobody can guess it from its hash, which is all that salts and slow hashes (scrypt) are for, and
@@ -75,7 +75,7 @@ class Callers:
             self._by_blinded[blinded] = (digest, caller)
 
     def of(self, headers: Headers) -> ApiCaller:
-        """Whose request this is. Raises UnauthorizedError, with nothing of what was sent."""
+        """Return a request's caller. Raises UnauthorizedError, with nothing of what was sent."""
         sent = [credentials(name, value) for name, value in headers if name in CARRIERS]
         for key in sent:
             digest = hashlib.sha256(key).digest()
@@ -164,7 +164,7 @@ def read_keys(path: Path) -> KeyFile:
 
 
 def new_key() -> str:
-    """Return a key that nobody can guess."""
+    """Return a key that cannot be guessed."""
     return "iw-" + token_urlsafe(_BYTES)
 
 

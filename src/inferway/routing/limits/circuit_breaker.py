@@ -1,4 +1,4 @@
-"""Whether an engine that has failed gets requests. A table and arithmetic; time is given.
+"""A circuit breaker for an engine that has failed. A table and arithmetic; time is given.
 
 state       requests          leaves it
 closed      all               `failures` in a row, or `share` of at least `least` lately: open

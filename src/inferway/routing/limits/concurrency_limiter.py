@@ -1,4 +1,4 @@
-"""How many requests are with the engines at a time, and who goes next when one has ended.
+"""The limit of requests with the engines, and the choice of the next one when one has ended.
 
 A request holds one *place* from when it enters until it leaves: one of all, and one of an engine.
 Until it is known which engine it goes to, it holds a place with any engine of its model, so that it
@@ -62,18 +62,18 @@ class FlowStats:
     waited: int = 0  # and got a place
     left: int = 0  # waited, and went away
     full: int = 0  # refused: no room in the queue
-    displaced: int = 0  # put out of the queue by somebody of a higher priority or a quieter tenant
+    displaced: int = 0  # put out of the queue by a request of a higher priority or a quieter tenant
     too_long: int = 0  # refused: it would have waited, or has waited, for too long
-    seconds: float = 0.0  # waited by those who got a place
+    seconds: float = 0.0  # waited by requests that got a place
 
 
 @dataclass(slots=True)
 class _Pace:
-    """How fast a lane's queue gets shorter. Kept while somebody waits: older figures would refuse
-    those whose turn would show that they are old."""
+    """The pace at which a lane's queue gets shorter. Kept while somebody waits: older figures would
+    refuse those whose turn would show that they are old."""
 
-    last: float  # when somebody began to wait, or had waited
-    seconds: float | None = None  # between two that have
+    last: float  # when a request began to wait, or had waited
+    seconds: float | None = None  # between two requests that had waited
 
     def went(self, now: float) -> None:
         took, self.last = now - self.last, now
@@ -114,12 +114,12 @@ class ConcurrencyLimiter:
 
     @property
     def limits_engines(self) -> bool:
-        """Whether each engine has a limit; else requests hold no place at engines."""
+        """True if each engine has a limit; else requests hold no place at engines."""
         return self.settings.engine_in_flight is not None
 
     @property
     def num_waiting(self) -> int:
-        """How many requests wait, in all processes."""
+        """The number of requests that wait, in all processes."""
         return self.queue.size + (0 if self.others is None else self.others.others_waiting)
 
     def enter(self, lane: str, priority: int = 0) -> str | None:
@@ -145,8 +145,8 @@ class ConcurrencyLimiter:
         return self.settings.queue_seconds
 
     def wait(self, waiter: Waiter) -> Waiter | None:
-        """Put the waiter into the queue; return whom it displaces, who waits no longer. Raises
-        QueueFullError or WaitTooLongError."""
+        """Put the waiter into the queue; return the one that it displaces, which waits no longer.
+        Raises QueueFullError or WaitTooLongError."""
         expected = self._expected(waiter)
         if expected is not None and waiter.came + expected > waiter.deadline:
             self.stats.too_long += 1

@@ -1,4 +1,4 @@
-"""Which engine has a request, how that went, and whether another one may be tried.
+"""The engines that a request has had, the outcomes there, and whether another one may be tried.
 
 Only before the first byte of an answer, `attempts` engines at most, and while further tries are no
 more than a share of the requests under way: a fleet that is going down must not get two and three
@@ -62,8 +62,8 @@ class FailoverPolicy:
 
 
 class Failover:
-    """The tries of one request: which engine has it, how that went, and who is next. `over` must be
-    called."""
+    """The tries of one request: the engine that has it, the outcome there, and the next engine.
+    `over` must be called."""
 
     __slots__ = ("_has_failed", "_is_over", "_left", "_policy", "_slot",
                  "losses", "number", "target")  # fmt: skip
@@ -127,7 +127,7 @@ class Failover:
             )
 
     def abandoned(self) -> None:
-        """The client did not wait for how it would go."""
+        """Count a request whose client has gone before its outcome."""
         self._policy.standing.abandoned(self.engine)
 
     def another(self) -> Target | None:

@@ -1,4 +1,4 @@
-"""Which engines get new requests: not those that an operator drains, and not those that fail.
+"""The engines that get new requests: not those that an operator drains, and not those that fail.
 
 silent     says nothing: none of what waits there goes on to another such one (failover)
 drained    by hand: none of its model left is an error (503)
@@ -18,7 +18,7 @@ OF_OUTAGE_SECONDS = 10.0  # requests that were hurt no longer before an outage w
 
 @dataclass(slots=True)
 class Affected:
-    """What became of the requests that an engine had, since its last outage began."""
+    """The outcomes of requests that an engine had, since its last outage began."""
 
     moved: int = 0  # another engine took them over, streams included
     failed: int = 0  # whose clients got an error for it
@@ -74,7 +74,7 @@ class OutlierDetection:
 
     @property
     def is_plain(self) -> bool:
-        """Whether no engine is ejected or drained: `allowed` need not be called then."""
+        """True if no engine is ejected or drained: `allowed` need not be called then."""
         return not self.drained and not self.ejected
 
     def takes(self, engine: str, now: float) -> bool:
@@ -149,7 +149,7 @@ class OutlierDetection:
         affected.failed, affected.at = affected.failed + 1, now
 
     def hear(self, engine: str, has_failed: bool, now: float) -> None:
-        """Take over what another one has told; nothing is counted."""
+        """Take over an outcome that another process has told; nothing is counted."""
         (self._failed if has_failed else self._succeeded)(engine, now)
 
     def state(self, engine: str, now: float) -> BreakerState:

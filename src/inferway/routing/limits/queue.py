@@ -1,4 +1,4 @@
-"""Those who wait for a place: by priority, and within one priority fair between tenants.
+"""The queue for places: by priority, and within one priority fair between tenants.
 
 Fair is start-time fair queueing (Goyal, Vin and Cheng, 1996) with requests of equal cost: each
 tenant's next request has a start tag, the later of the queue's virtual time and the end of the
@@ -47,13 +47,13 @@ class Waiter:
 
 
 class QueueGate(Protocol):
-    """Narrows who may go on (saturation_gate)."""
+    """Narrows the requests that may go on (saturation_gate)."""
 
     def floor(self, lane: str) -> float:
         """Return the lowest priority of which requests of that lane may go on."""
 
     def chooser(self, priority: int) -> ChoosesFlow | None:
-        """Return who chooses among the tenants of that priority; None: they take turns."""
+        """Return what chooses among the tenants of that priority; None: they take turns."""
 
 
 @dataclass(slots=True)
@@ -92,7 +92,7 @@ class _Line:
 
 @dataclass(slots=True)
 class _Level:
-    """Those of one priority who wait."""
+    """The requests of one priority that wait."""
 
     virtual: float = 0.0
     ends: dict[str, float] = field(default_factory=dict)  # of tenants served lately
@@ -137,7 +137,7 @@ class FairQueue:
         return 0 if level is None else level.size
 
     def lanes(self) -> Collection[str]:
-        """Return the lanes in which somebody waits."""
+        """Return the lanes in which requests wait."""
         return self._lanes.keys()
 
     def add(self, waiter: Waiter) -> None:
@@ -226,7 +226,7 @@ class FairQueue:
         return max(newest, key=lambda waiter: waiter.number)
 
     def ahead(self, lane: str, priority: int, tenant: str) -> int:
-        """Return how many of the lane go before a newcomer, if nobody else comes."""
+        """Return how many of the lane go before a newcomer, if no others come."""
         count = 0
         for other, level in self._levels.items():
             line = level.lines.get(lane)

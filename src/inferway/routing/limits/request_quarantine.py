@@ -71,7 +71,7 @@ class RequestQuarantine:
 
     @property
     def suspects_any(self) -> bool:
-        """Whether any request is suspected."""
+        """True if any request is suspected."""
         return bool(self._suspects)
 
     def losses(self, body: bytes, later: Callable[[], bytes]) -> EngineLosses:
@@ -110,7 +110,7 @@ class RequestQuarantine:
             self.tell(digest, "", False)
 
     def hear(self, digest: str, engine: str, counts: bool) -> None:
-        """Take over what another one has told."""
+        """Take over an outcome that another process has told."""
         if counts:
             self._remember(digest, engine, is_told=True)
         elif engine:
@@ -215,7 +215,7 @@ class EngineLosses:
 
     @property
     def are_too_many(self) -> bool:
-        """Whether the request is sent to no further engine."""
+        """True if the request is sent to no further engine."""
         return len(self._engines) >= MOST_LOST
 
     def lost(self, engine: str) -> None:

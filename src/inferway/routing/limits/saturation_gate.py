@@ -1,4 +1,4 @@
-"""Whose turn it may be while engines are nearly full, as llm-d's flow control has it.
+"""Admission while engines are nearly full, as llm-d's flow control has it.
 
 A request may have its turn while the saturation of its model's endpoints is below the ceiling of
 its priority (scheduling/flow_control). Endpoints that prefill and those that decode, by their
@@ -70,12 +70,12 @@ class SaturationGate:
         return -inf
 
     def chooser(self, priority: int) -> ChoosesFlow | None:
-        """Return who chooses among tenants of that priority; None: they take turns."""
+        """Return the policy that chooses among tenants of that priority; None: they take turns."""
         fairness = self.flow.band(priority).fairness
         return fairness if isinstance(fairness, ChoosesFlow) else None
 
     def enters(self, lane: str) -> None:
-        """A request for that model has its turn."""
+        """Count in a request for that model that has its turn."""
         self.in_flight[lane] = self.in_flight.get(lane, 0) + 1
 
     def leaves(self, lane: str) -> None:
@@ -106,7 +106,7 @@ class SaturationGate:
 
 
 def _stages(endpoints: Sequence[Endpoint]) -> Sequence[Stage]:
-    """Who prefills, and who decodes."""
+    """Return the endpoints that prefill, and those that decode."""
     return [_mask(endpoints, roles) for roles in (PREFILL_ROLES, DECODE_ROLES | {_NO_ROLE})]
 
 

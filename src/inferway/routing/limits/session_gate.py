@@ -1,4 +1,4 @@
-"""Which turns wait because their session is new and the caches are full of others.
+"""The turns that wait because their session is new and the caches are full of others.
 
 A turn of a session that is alive goes on at once; so does a request that names none. A new session
 waits until there is room (scheduling/session_admission): by priority, fair between tenants, then in
@@ -73,7 +73,7 @@ class SessionGate:
         self.queue.add(waiter)
 
     def turns(self, now: float) -> list[Waiter]:
-        """Take those who go on now out of the queue."""
+        """Take the requests that go on now out of the queue."""
         went: list[Waiter] = []
         while self.queue.size:
             waiter = self.queue.pop(lambda model: self._has_room(model, now))

@@ -19,7 +19,7 @@ class Slot(Protocol):
 
     @property
     def limits_engines(self) -> bool:
-        """Whether `takes` may say no now."""
+        """True if `takes` may say no now."""
 
     def takes(self, engine: str) -> bool:
         """Return whether the engine has room for it."""

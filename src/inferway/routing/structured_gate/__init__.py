@@ -1,4 +1,4 @@
-"""In front of the engines: whether the shape asked of an answer can be kept, and whether it was.
+"""The gate in front of the engines: can the shape asked of an answer be kept, and was it?
 
 gate       a parsed request           -> a shape to keep, or 400 with the place; no engine sees it
 shape      one such request on its way: what its engine does not enforce; its answer, judged

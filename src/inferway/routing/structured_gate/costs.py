@@ -1,4 +1,4 @@
-"""What compiling a spec takes, and which engine has it compiled."""
+"""The costs of compiling a spec, and the choice of the engine that compiles it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the gate counts: plain numbers, read when /metrics is scraped."""
+"""Counters of the gate: plain numbers, read when /metrics is scraped."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class Quarantine:
         self._strike(key)
 
     def hear(self, key: str, struck: bool) -> None:
-        """Take over what another one has told."""
+        """Take over an outcome that another process has told."""
         if not struck:
             self._answered(key)
         elif key not in self._proven:
@@ -84,7 +84,7 @@ class Quarantine:
         return key in self._proven
 
     def __len__(self) -> int:
-        """How many are refused now."""
+        """Return how many specs are refused now."""
         return len(self._refused)
 
 

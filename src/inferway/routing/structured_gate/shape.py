@@ -97,7 +97,7 @@ class Shape(RequestListener):
 
     @property
     def reports_streams(self) -> bool:
-        """Whether a stream ends with a word on it."""
+        """True if a stream ends with a word on its shape."""
         return self._gate.report_validity
 
     def answer_judge(self, *, reports: bool = False) -> AnswerJudge:

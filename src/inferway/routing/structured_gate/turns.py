@@ -1,4 +1,4 @@
-"""Work on shapes that little is done of at a time: who goes next is fair between tenants."""
+"""Turns for work on shapes that little is done of at a time: they are fair between tenants."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class FairTurns:
     async def turn(self, asker: Asker) -> AsyncIterator[None]:
         """Enter when it is the asker's turn. Raises QueueFullError, also for who is displaced, or
         WaitTooLongError."""
-        if self._free:  # then nobody waits
+        if self._free:  # then no caller waits
             self._free -= 1
         else:
             await self._wait(asker)

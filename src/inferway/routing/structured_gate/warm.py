@@ -30,7 +30,7 @@ Took = Callable[[str, float], None]  # (key, milliseconds)
 
 
 class _Warmed(msgspec.Struct):
-    """What an engine says of one spec."""
+    """The answer of an engine about one spec."""
 
     compile_ms: float | None = None
 

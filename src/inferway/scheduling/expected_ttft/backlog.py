@@ -1,5 +1,5 @@
-"""What is on its way to each engine and has not begun to answer: the work that a new request finds
-ahead of itself.
+"""Requests that are on their way to each engine and have not begun to answer: the work that a new
+request finds ahead of itself.
 
 Engines compute prompts one after another (vLLM: in the order they came, in chunks). So when an
 answer begins, the work before it is done, and what is left is known anew; between two such
@@ -53,7 +53,7 @@ class Backlog:
     first_alone_ms: Column = field(default_factory=lambda: np.zeros(0))  # infinite: none waits
     # in the order they came
     _queues: list[OrderedDict[QueuedRequest, None]] = field(default_factory=list)
-    # Of those whose answer comes in one piece nobody sees the beginning: it is assumed.
+    # The beginning of an answer that comes in one piece is not seen: it is assumed.
     _unseen: list[tuple[float, int, QueuedRequest]] = field(default_factory=list)
     _tie: count[int] = field(default_factory=count)
 
@@ -74,7 +74,7 @@ class Backlog:
             self._first(slot, now)
 
     def assume_begun_at(self, waiting: QueuedRequest, then: float) -> None:
-        """Take the request's answer for begun then: nobody will tell."""
+        """Take the request's answer for begun then, because its beginning will not be seen."""
         heappush(self._unseen, (then, next(self._tie), waiting))
 
     def begun(self, waiting: QueuedRequest, now: float) -> bool:

@@ -1,5 +1,5 @@
-"""What an engine's time consists of, learned from times observed: robust regressions, one for all
-engines, and for each one how it differs from that.
+"""The costs that an engine's time consists of, learned from times observed: robust regressions, one
+for all engines, and for each one how it differs from that.
 
 A time is a sum of features, each at a cost of its own: t = x . c. The unknown is how many times
 the usual cost (`prior`, the prior) each one is: c = usual * g. With z = x * usual / (x . usual),
@@ -79,7 +79,7 @@ _TINY = 1e-12  # nothing is divided by less
 
 @dataclass(slots=True)
 class _Sums:
-    """Of weighted observations: of z zT, of y z."""
+    """Sums of weighted observations: of z zT, of y z."""
 
     zz: NDArray[np.float64]
     zy: Column
@@ -104,7 +104,7 @@ class _Sums:
 
 @dataclass(slots=True)
 class _Engine:
-    """What was observed of one."""
+    """The observations of one engine."""
 
     sums: _Sums  # they lack those that are pending: (z, y, what it fades all before it by)
     faded: float  # when, in seconds
@@ -183,7 +183,7 @@ class Costs:
 
     @property
     def is_known(self) -> bool:
-        """Whether anything has been observed."""
+        """True if anything has been observed."""
         return self._count > 0
 
     def grow(self, slots: int) -> None:
@@ -249,7 +249,7 @@ class Costs:
 
     @property
     def is_well_known(self) -> bool:
-        """Whether more has been observed than a few answers."""
+        """True if more has been observed than a few answers."""
         return self._count >= WELL_KNOWN_AFTER
 
     def known(self, slots: Mapping[str, int]) -> KnownCosts | None:
@@ -318,7 +318,7 @@ class Costs:
             self._solve(self._next, engine, now)
 
     def _solve(self, slot: int, engine: _Engine, now: float) -> None:
-        """What is believed of it, and now and then of all."""
+        """Work out what the engine costs, and now and then what all cost."""
         self._absorb(slot, engine)
         changed = slice(slot, slot + 1)
         if self._all_are_due(now):
@@ -351,7 +351,7 @@ class Costs:
         self._count += len(y)
 
     def _compare(self, slot: int, engine: _Engine) -> None:
-        """It, as its sums are now, with all."""
+        """Compare the engine, as its sums are now, with all."""
         sums, only = engine.sums, slice(slot, slot + 1)
         self._y[slot], self._z[:, slot] = sums.y, sums.zz.sum(axis=0)
         self._noise[slot] = CHANCE * engine.variance
@@ -373,8 +373,8 @@ class Costs:
         self._solved_count = self._count
 
     def _changed(self) -> float:
-        """How many times as long most engines take as was believed of all; 1 for a little more or
-        less, which would come and go."""
+        """Return how many times as long most engines take as was believed of all; 1 for a little
+        more or less, which would come and go."""
         is_seen = self._y > 0
         times = float(np.median(self._ratio[is_seen])) if is_seen.any() else 1.0
         return times if abs(log(times)) > CHANGED else 1.0

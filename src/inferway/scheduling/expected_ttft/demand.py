@@ -1,4 +1,4 @@
-"""What was asked of each endpoint of late, and how many first tokens came too late, in buckets of
+"""The demand for each endpoint of late, and how many first tokens came too late, in buckets of
 time: `engines_wanted` reads from it how many engines there should be.
 
 Written by `learning` as requests are sent and answered. A slot is an endpoint's column.

@@ -1,4 +1,4 @@
-"""How many engines hold the SLO, from what was asked of late (`demand`) and what it costs
+"""The number of engines that hold the SLO, from what was asked of late (`demand`) and what it costs
 (`costs`).
 
 Requests come at r a millisecond, as they are expected to in a while: the line through the last
@@ -82,7 +82,7 @@ _STEPS = 40  # of a bisection
 
 
 class Slo(NamedTuple):
-    """What is to be held, in milliseconds."""
+    """The latencies that are to be held, in milliseconds."""
 
     ttft_ms: float | None
     itl_ms: float | None
@@ -91,7 +91,7 @@ class Slo(NamedTuple):
 
 
 class Serving(NamedTuple):
-    """Who serves a model now: as many engines, with so many endpoints together."""
+    """The engines that serve a model now, and how busy they are."""
 
     slots: NDArray[np.intp]
     engines: int
@@ -105,13 +105,13 @@ class EnginesWanted(NamedTuple):
 
     engines: float
     by_limit: dict[str, float]  # ttft, itl, kv: those that are known
-    busy: float  # share of their time that the engines are busy, with everybody's requests
+    busy: float  # share of their time that the engines are busy, with all gateways' requests
     busy_at_slo: float  # at which the SLO is held
     out_of_reach: float  # share of requests that are late on an engine with nothing else to do
 
 
 class _Costs(NamedTuple):
-    """Of all endpoints on average, in ms."""
+    """The mean costs of all endpoints, in ms."""
 
     tpot_fixed: float
     tpot_running: float
@@ -143,8 +143,8 @@ class Correction:
 
 
 class Follows(NamedTuple):
-    """Whether the fleet is as large as was said of late. Where it is not, how requests fare does
-    not come from what was said: the factor would wind up."""
+    """The directions in which the fleet is as large as was said of late. Where it is not, how
+    requests fare does not come from what was said: the factor would wind up."""
 
     up: bool  # it is not smaller
     down: bool  # nor larger, by more than comes of rounding
@@ -191,13 +191,13 @@ class LateCurve:
 
 @dataclass(slots=True)
 class WantedEstimator:
-    """Of one model. `look` whenever somebody asks; it learns from what has been since."""
+    """Estimates how many engines a model wants. Each `look` learns from what has been since."""
 
     slo: Slo
     correction: Correction = field(default_factory=Correction)
     _slots: dict[int, int] = field(default_factory=dict)  # -> the last bucket that it served in
     _looked: int | None = None  # the last bucket that was looked at
-    # (when, engines): that the first token needs with everybody's requests, as said of late
+    # (when, engines): that the first token needs with all gateways' requests, as said of late
     _said: deque[tuple[float, float]] = field(default_factory=deque)
     _last: EnginesWanted | None = None  # that was wanted
 
@@ -230,14 +230,13 @@ class WantedEstimator:
         return self._last
 
     def _nothing(self) -> EnginesWanted | None:
-        """What is wanted when nobody has asked for anything for ten minutes; None if nobody ever
-        has."""
+        """Return what is wanted when no request has come for ten minutes; None if none ever has."""
         return (
             None if self._last is None else self._last._replace(engines=0.0, by_limit={}, busy=0.0)
         )
 
     def _recent(self, slots: NDArray[np.intp], last: int) -> NDArray[np.intp]:
-        """Those that serve, and those that did in a bucket that is still looked at."""
+        """Return the slots that serve, and those that did in a bucket that is still looked at."""
         for slot in slots.tolist():
             self._slots[slot] = last
         self._slots = {slot: at for slot, at in self._slots.items() if last - at < KEPT}
@@ -251,7 +250,7 @@ class WantedEstimator:
         now: float,
         last: int,
     ) -> None:
-        """Of the buckets since the last look."""
+        """Learn from the buckets since the last look."""
         new = 0 if self._looked is None else min(last - self._looked, len(rows))
         self._looked = last
         said = self._said
@@ -293,7 +292,7 @@ class WantedEstimator:
         costs: _Costs,
         serving: Serving,
     ) -> dict[str, float]:
-        """In engines. `steps`: from the middle of the last bucket to when they are wanted."""
+        """Return engines wanted by limit. `steps`: from the middle of the last bucket to then."""
         slo, endpoints = self.slo, len(serving.slots)
         limits = {}
         if slo.ttft_ms is not None:

@@ -1,4 +1,4 @@
-"""What becomes of one request, and what that teaches.
+"""A follower of one request, which learns from its answer.
 
 answer            begins to be seen   teaches
 streamed          with its first      TTFT at once; TPOT at the end, if it tells how many tokens
@@ -193,7 +193,7 @@ class ExpectedTtftListener(RequestListener):
         added = self._candidates.added
         features, terms = added[FEATURES.name][row].tolist(), added[TERMS_MS.name][row].tolist()
         own, work = features[OWN], terms[OWN] + terms[PAIRS]
-        # as many as cost the same without pairs: whoever waits for them need not know more
+        # as many as cost the same without pairs: requests that wait for them need not know more
         tokens_ahead = own * work / terms[OWN]
         waiting = QueuedRequest(
             self._slots.slot(target.endpoint),
@@ -205,7 +205,7 @@ class ExpectedTtftListener(RequestListener):
         return _Sent(features, terms, ttft, added[COST_MS.name].item(row), now, waiting)
 
     def _as_decode_leg(self, sent: _Sent, row: int) -> None:
-        """It computes one token, and waits for what waits there by now."""
+        """Expect one token to be computed, and a wait for what waits there by now."""
         added, learning, features = self._candidates.added, self._learning, sent.features
         waiting, slot = sent.waiting, sent.waiting.slot
         sent.moved, sent.transfer = features[OWN], added[TRANSFER_MS.name].item(row)
@@ -230,7 +230,7 @@ class ExpectedTtftListener(RequestListener):
         )
 
     def _withdraw(self, sent: _Sent | None, now: float) -> None:
-        """It does not wait, not any more."""
+        """Count the request as one that does not wait any more."""
         if sent is not None:
             self._learning.begun(sent.waiting, now)
 

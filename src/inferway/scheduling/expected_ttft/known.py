@@ -1,4 +1,4 @@
-"""What was learned, as one gateway hands it to another that has just come.
+"""Learned costs and loads, as one gateway hands them to another that has just come.
 
 Whoever has seen little takes it over; whoever knows an engine by itself goes on by that.
 """
@@ -30,8 +30,8 @@ class KnownSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
     zy: Sequence[float]
 
     def is_sound(self, size: int) -> bool:
-        """Whether observations of so many features can add up to this: nothing that is computed
-        from it fails then."""
+        """Return whether observations of so many features can add up to this: nothing that is
+        computed from it fails then."""
         if len(self.zz) != size * size or len(self.zy) != size:
             return False
         if not all(0.0 <= each <= MOST_WEIGHT for each in self.zz):
@@ -47,7 +47,7 @@ class KnownSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class KnownEngine(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What was observed of one engine."""
+    """The observations of one engine, added up."""
 
     sums: KnownSums
     count: int
@@ -68,8 +68,8 @@ class KnownEngine(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class KnownCosts(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Of one kind of time: all engines, of which there were so many observations, and some of them
-    one by one."""
+    """The costs of one kind of time: of all engines, of which there were so many observations, and
+    of some of them one by one."""
 
     all: KnownSums
     count: int
@@ -84,7 +84,7 @@ class KnownCosts(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class KnownLoad(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What was sent to one engine of late, as of now: requests, milliseconds of work, new
+    """The load sent to one engine of late, as of now: requests, milliseconds of work, new
     tokens."""
 
     requests: float
@@ -115,7 +115,7 @@ class KnownMeans(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Known(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What a gateway has learned; of the engines that it is about."""
+    """The costs and loads that a gateway has learned, with the engines that they are about."""
 
     costs: list[KnownCosts | None]  # by `sharing.Kind`; None: nothing was observed
     loads: dict[str, KnownLoad]
@@ -131,7 +131,7 @@ class Known(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return found
 
     def is_sound(self, sizes: Sequence[int]) -> bool:
-        """Whether a gateway can have learned this. `sizes`: how many features each kind has."""
+        """Return whether a gateway can learn this. `sizes`: how many features each kind has."""
         return (
             len(self.costs) == len(sizes)
             and all(

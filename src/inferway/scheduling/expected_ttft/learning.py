@@ -1,4 +1,4 @@
-"""All that is learned, in one place: who changes it is told by `follower`."""
+"""Learned costs, the backlog and the demand, in one place: `follower` says what changes them."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ USUAL_TTFT = (20.0, 0.1, 0.1 / 64_000, 0.1, 5.0, 0.5)
 TPOT_FEATURES = ("tpot_fixed", "tpot_running_request")
 RUNNING = 1
 USUAL_TPOT = (10.0, 0.2)
-# And of what is moved to an engine that decodes: NIXL's 128 kB of an 8B model's token, at 25 GB/s.
+# The same for what is moved to a decode engine: NIXL's 128 kB of an 8B model's token, at 25 GB/s.
 TRANSFER_FEATURES = ("transfer_fixed", "transfer_token")
 USUAL_TRANSFER = (5.0, 0.005)
 
-# What an expectation was made of: columns that `plugin` adds, and it and `follower` read.
+# The parts of an expectation: columns that `plugin` adds, and it and `follower` read.
 # One row for each endpoint: the features, and what each made up of the expectation.
 FEATURES: ColumnKey[NDArray[np.float64]] = ColumnKey("expected-ttft-features")
 TERMS_MS: ColumnKey[NDArray[np.float64]] = ColumnKey("expected-ttft-terms-ms")
@@ -80,8 +80,8 @@ class Learning:
     external_load: ExternalLoad = field(default_factory=ExternalLoad)
     marginal_cost: MarginalCost = field(default_factory=MarginalCost)
     accuracy: list[Histogram] = field(default_factory=list)
-    sharing: Sharing | None = None  # None: nobody else is told
-    demand: Demand | None = None  # None: nobody asks how many engines there should be
+    sharing: Sharing | None = None  # None: no other process is told
+    demand: Demand | None = None  # None: the number of engines wanted is not asked for
     now: float = 0.0  # seconds, as of the last `advance`
 
     def grow(self, slots: int) -> None:
@@ -164,7 +164,7 @@ class Learning:
                 self.demand.sent(slot, now, work=busy, alone_ms=waiting.alone_ms)
 
     def assume_begun_at(self, waiting: QueuedRequest, then: float) -> None:
-        """Take the request's answer for begun then: nobody will tell."""
+        """Take the request's answer for begun then, because its beginning will not be seen."""
         self.backlog.assume_begun_at(waiting, then)
         if self.sharing is not None:
             self.sharing.tell(Begins(waiting.number, then, is_assumed=True))

@@ -1,5 +1,5 @@
-"""What a request costs in two legs: its prompt is computed, or held, on one engine, and its answer
-is written by another, which gets the blocks.
+"""The costs of a request in two legs: its prompt is computed, or held, on one engine, and its
+answer is written by another, which gets the blocks.
 
     cost(P, D) = prefill leg on P + decode leg on D + transfer of what D lacks
 

@@ -1,4 +1,4 @@
-"""What a request costs all others, in milliseconds of theirs.
+"""The cost of a request for all others, in milliseconds of theirs.
 
 It keeps the engine busy for w ms, u of them its prompt's tokens; V ms of work wait there already.
 

@@ -69,7 +69,7 @@ class ExpectedTtft:
     """See the module. Its state is bounded by the endpoints there are."""
 
     learning: Learning = field(default_factory=Learning)
-    is_alone: bool = False  # nobody else reads what it adds
+    is_alone: bool = False  # no other plugin reads what it adds
     has_legs: bool = True
     slots: EndpointSlots = field(init=False)
     _turn: int = 0
@@ -145,7 +145,7 @@ class ExpectedTtft:
     def follow(
         self, request: LLMRequest, candidates: Candidates, choice: SchedulingResult
     ) -> ExpectedTtftListener | None:
-        """Return who learns from the request."""
+        """Return the follower that learns from the request."""
         if candidates.get(FEATURES) is None:
             return None
         return ExpectedTtftListener(self.learning, self.slots, request, candidates, choice)
@@ -262,9 +262,9 @@ def _add_unheard(log: SentLog, features: NDArray[np.float64], candidates: Candid
 
 
 def _own_tokens(prompt: float, candidates: Candidates) -> Column:
-    """Of the prompt's tokens, those that must be computed. What is believed of an engine's cache
-    counts as far as the belief is to be trusted; a block in a lower tier is in part to be computed,
-    so to speak. One token always is."""
+    """Return how many of the prompt's tokens must be computed. What is believed of an engine's
+    cache counts as far as the belief is to be trusted; a block in a lower tier is in part to be
+    computed, so to speak. One token always is."""
     held: Column = candidates.weighted_matched_blocks * candidates.block_sizes
     held *= TRUST.take(candidates.states)
     own: Column = np.maximum(prompt - held, _ONE)

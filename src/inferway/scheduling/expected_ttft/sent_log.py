@@ -1,4 +1,4 @@
-"""What the processes of one machine have sent just now, in memory that all of them read.
+"""The requests that one machine's processes have sent just now, in memory that all of them read.
 
 They tell each other of each request, and a message takes 0.3 to 2.3 ms. Requests that come within
 this time would all be sent where nothing seems to wait. So each process writes here what it sends

@@ -1,4 +1,4 @@
-"""What several gateways tell each other of what they learn, so that each knows what all do.
+"""Messages by which gateways share what they learn, so that each knows what all do.
 
 Each tells what it has sent, what has begun to answer, and how long that took; the others take it
 over as if it were their own. Endpoints are told by their names, for each gateway has its own slots.
@@ -37,7 +37,7 @@ RECENT_REQUESTS = 100.0  # from which it is known how many of all others have se
 
 
 class Kind(IntEnum):
-    """Of what a time was learned."""
+    """The kind of time that was learned."""
 
     TTFT = 0
     TPOT = 1
@@ -45,7 +45,7 @@ class Kind(IntEnum):
 
 
 class _LearningEvent(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
-    """What one gateway tells."""
+    """A message of one gateway to the others."""
 
 
 class Waits(_LearningEvent, frozen=True, gc=False):
@@ -62,7 +62,7 @@ class Waits(_LearningEvent, frozen=True, gc=False):
 
 
 class Begins(_LearningEvent, frozen=True, gc=False):
-    """It has begun to answer, or has gone; or will be taken for that (`is_assumed`)."""
+    """A request has begun to answer, or has gone; or will be taken for that (`is_assumed`)."""
 
     number: int
     at: float
@@ -70,7 +70,7 @@ class Begins(_LearningEvent, frozen=True, gc=False):
 
 
 class Took(_LearningEvent, frozen=True, gc=False):
-    """How long something took on an endpoint, and what it was made of."""
+    """The time that something took on an endpoint, and what it was made of."""
 
     kind: Kind
     endpoint: str
@@ -86,7 +86,7 @@ class Answered(_LearningEvent, frozen=True, gc=False):
 
 
 class Comes(_LearningEvent, frozen=True, gc=False):
-    """So many decode legs of the gateway's are to come to the endpoint now."""
+    """The number of decode legs of a gateway's that are to come to the endpoint now."""
 
     endpoint: str
     legs: float
@@ -108,13 +108,13 @@ class Sharing:
     _place: float = 0.0  # among all gateways, from 0 up to 1
     _turns: PerEndpoint[Column] = field(default_factory=lambda: PerEndpoint(_in_turn))
     _numbers: count[int] = field(default_factory=lambda: count(1))
-    # of others: (who, number) -> the request that waits
+    # of other gateways: (gateway, number) -> the request that waits
     _waiting: dict[tuple[int, int], QueuedRequest] = field(default_factory=dict)
     # when others were told of a time last, by kind and slot
     _told: dict[tuple[Kind, int], float] = field(default_factory=dict)
-    # (who, endpoint) -> decode legs that are to come there
+    # (gateway, endpoint) -> decode legs that are to come there
     _coming: dict[tuple[int, str], float] = field(default_factory=dict)
-    # of others, whose answer is assumed to begin: when, (who, number)
+    # of other gateways, whose answer is assumed to begin: when, (gateway, number)
     _assumed: list[tuple[float, tuple[int, int]]] = field(default_factory=list)
 
     def next_number(self) -> int:

@@ -1,4 +1,4 @@
-"""What llm-d's section `flowControl` comes to: who waits, how long, and in which order."""
+"""Settings of llm-d's section `flowControl`: which requests wait, how long, and in which order."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class ChoosesFlow(Protocol):
 
 
 class FirstCome(Parameters, frozen=True):
-    """fcfs-ordering-policy."""
+    """The plugin fcfs-ordering-policy: first come, first served."""
 
     def rank(self, arrival: Arrival) -> float:
         return 0.0
@@ -78,7 +78,7 @@ class SloDeadline(Parameters, frozen=True):
 
 
 class RoundRobin(Parameters, frozen=True):
-    """round-robin-fairness-policy."""
+    """The plugin round-robin-fairness-policy: tenants take turns."""
 
     def flow(self, tenant: str) -> str:
         return tenant
@@ -101,7 +101,7 @@ class ProgramAwareParameters(Parameters, frozen=True):
 
 
 class _Service(msgspec.Struct):
-    """What a tenant has had."""
+    """The service that a tenant has had."""
 
     tokens: float
     at: float  # seconds: as of when
@@ -110,10 +110,10 @@ class _Service(msgspec.Struct):
 
 @dataclass(slots=True)
 class LeastAttainedService:
-    """program-aware-fairness: first who has had the least of late, in tokens of prompts and twice
-    those of answers, fading by half in each half-life; to a smaller part, whose first request has
-    waited for the longest time. Both count by where they lie between the least and the most of
-    those that wait (llm-d-router ebab687, fairness/program-aware)."""
+    """The plugin program-aware-fairness: first the tenant that has had the least of late, in tokens
+    of prompts and twice those of answers, fading by half in each half-life; to a smaller part, the
+    one whose first request has waited for the longest time. Both count by where they lie between
+    the least and the most of those that wait (llm-d-router ebab687, fairness/program-aware)."""
 
     parameters: ProgramAwareParameters
     _served: OrderedDict[str, _Service] = field(default_factory=OrderedDict)
@@ -164,7 +164,7 @@ class LeastAttainedService:
 
 
 def _placed(value: float, least: float, most: float) -> float:
-    """Where it lies between the two, from 0 to 1; 0.5 if these are equal."""
+    """Return where the value lies between the two, from 0 to 1; 0.5 if these are equal."""
     return (value - least) / (most - least) if most > least else 0.5
 
 

@@ -39,7 +39,7 @@ class CallReceiver(Protocol):
 
 
 class _Nobody:
-    """Who is called when a call is over."""
+    """The listener of a call that is over."""
 
     def on_message(self, message: bytes) -> None: ...
     def on_end(self) -> None: ...
@@ -125,7 +125,7 @@ class Call:
         self.pump()
 
     def finish(self, status: Status = Status.OK, words: str = "") -> None:
-        """Behind all that was sent. Only the first one counts."""
+        """End the call behind all that was sent. Only the first one counts."""
         if self._end is None:
             self._end = (status, words)
             if not self._kept:
@@ -260,7 +260,7 @@ class Call:
             self.handler.on_end()
 
     def gone(self) -> None:
-        """Nobody takes what is kept."""
+        """Drop what is kept: the client takes no more."""
         self._kept.clear()
         if self._end is None:
             self._end = (Status.UNKNOWN, "")

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Final, cast
 
 from inferway.loop_turns import LoopTurns, SlicedProtocol
@@ -57,7 +58,6 @@ from inferway_llmd.ext_proc.wire.frames import (
     window_update,
 )
 from inferway_llmd.ext_proc.wire.outlet import MAX_OUT_BYTES, Outlet
-from inferway_llmd.ext_proc.wire.patience import Flood, Patience
 
 log = logging.getLogger("inferway.picker")
 
@@ -65,16 +65,49 @@ _CONNECTION_WINDOW = 16 << 20  # bytes of all calls together, before there is wo
 _TELL_BYTES = _CONNECTION_WINDOW // 2
 _MAX_CALLS = 10_000  # at a time; a client with more opens another connection
 _CLOSE_SECONDS = 5.0  # for a client that broke the rules to take why
-_TURN_FRAMES = 64  # that are read in a turn of the loop, in which everybody else waits
+_TURN_FRAMES = 64  # that are read in a turn of the loop, in which all other connections wait
 _TURN_BYTES = 4 * MAX_FRAME_BYTES
 _DEAR = 5  # frames for nothing: what one counts that costs more than the others
-_PATIENCE = Patience()
 _DRAINING = b"draining"  # a ping whose answer says that the client knows
 
 _GREETING = settings(WINDOW_BYTES, _MAX_CALLS, MAX_HEADER_BYTES) + window_update(
     0, _CONNECTION_WINDOW - FIRST_WINDOW
 )
 _KIND_AT = 3  # of a frame's head
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """The number of useless frames that a client may send in so many seconds: pings, empty frames,
+    resets of unanswered calls. A flood of them has no other end (CVE-2019-9511 to 9518,
+    CVE-2023-44487, CVE-2024-27316)."""
+
+    frames: int = 100_000
+    seconds: float = 10.0
+
+
+_PATIENCE = Patience()
+
+
+class Flood:
+    """The amount of useless frames that one client has sent."""
+
+    __slots__ = ("_clock", "_count", "_patience", "_since")
+
+    def __init__(self, patience: Patience, clock: Callable[[], float]) -> None:
+        self._patience = patience
+        self._clock = clock
+        self._count, self._since = 0, clock()
+
+    def count(self, cost: int = 1) -> None:
+        """Count a frame that asks for nothing; `cost`: it is as dear as so many. Raises
+        ConnectionFault."""
+        self._count += cost
+        if self._count > self._patience.frames:
+            now = self._clock()
+            if now - self._since < self._patience.seconds:
+                raise ConnectionFault(Fault.ENHANCE_YOUR_CALM, "a flood of frames for nothing")
+            self._count, self._since = 0, now
 
 
 class Connection(SlicedProtocol):
@@ -217,7 +250,7 @@ class Connection(SlicedProtocol):
         return self._frames(data, start + len(PREFACE))
 
     def _frames(self, data: bytes, at: int) -> int:
-        """Where the first one starts that has not come wholly, or has to wait for its turn."""
+        """Read frames; return where the first one starts that must wait."""
         end, most = len(data), at + _TURN_BYTES
         self.needed_bytes = 0
         for _ in range(_TURN_FRAMES):
@@ -417,7 +450,7 @@ class Connection(SlicedProtocol):
         raise ConnectionFault(Fault.PROTOCOL_ERROR, "clients do not push")
 
     def _no_call(self, stream: int) -> None:
-        """Of a stream that is over, frames may still come: they were under way."""
+        """Let a frame of a stream that is over pass: it was under way."""
         if stream > self._last_stream or not stream % 2:
             raise ConnectionFault(Fault.PROTOCOL_ERROR, f"a frame of stream {stream}, not opened")
 

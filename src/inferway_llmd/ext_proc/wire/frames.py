@@ -74,7 +74,7 @@ def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
 
 
 def message_frame(stream: int, message: bytes) -> bytes:
-    """A DATA frame with a whole message; for messages that fit into one."""
+    """Return a DATA frame with a whole message; for messages that fit into one."""
     length = len(message)
     return _MESSAGE.pack((length + MESSAGE_HEAD_BYTES) << 8 | DATA, 0, stream, 0, length) + message
 
@@ -170,7 +170,7 @@ def response_head(stream: int) -> bytes:
 
 
 def response_end(stream: int, status: Status, words: str, *, begun: bool) -> bytes:
-    """The trailers. `begun`: the head has been sent."""
+    """Return the frame with the trailers. `begun`: the head has been sent."""
     if status is Status.OK:
         block = _OK_BLOCK
     else:
@@ -185,7 +185,7 @@ _TLS_HANDSHAKE = b"\x16\x03"
 
 
 def not_http2(data: bytes) -> str:
-    """Words about what is not its preface."""
+    """Return words about a client that has sent no preface of HTTP/2."""
     if data.startswith(_TLS_HANDSHAKE):
         return "it speaks TLS, and --secure-serving=false says that nobody does"
     return "it speaks no HTTP/2, or not at once; gRPC without TLS does"

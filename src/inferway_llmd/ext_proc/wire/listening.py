@@ -1,4 +1,4 @@
-"""Where calls are taken: a port, its methods, and how it stops."""
+"""A listener for calls: a port, its methods, and how it stops."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Credentials(Protocol):
 
     @property
     def context(self) -> ssl.SSLContext:
-        """The same object always."""
+        """The TLS context, the same object always."""
 
     def refresh(self) -> None:
         """A connection is about to be made: the files may have changed."""

@@ -1,5 +1,5 @@
-"""What goes to one client: what is said in one turn of the loop together, and of answers no more
-than it has room for."""
+"""The outlet to one client: what is said in one turn of the loop goes together, and of answers no
+more than it has room for."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Outlet:
             self.paused = True
             self._loop.call_soon(self._look_again)
 
-    # who waits for room
+    # the calls that wait for room
 
     def pause(self) -> None:
         """Stop writing, because the socket is full."""

@@ -1,4 +1,4 @@
-"""When a stage of disaggregated serving is worth an engine apart."""
+"""Deciders, which say when a stage of disaggregated serving is worth an engine apart."""
 
 from __future__ import annotations
 

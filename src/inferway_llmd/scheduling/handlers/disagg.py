@@ -1,4 +1,4 @@
-"""Disaggregated serving: the engine that answers is told which others do the stages before.
+"""Disaggregated serving: the engine that answers learns which others do the stages before.
 
 stage      runs when                                   header for the engine
 decode     always; it answers                          -

@@ -1,5 +1,5 @@
-"""Which endpoint holds how much of a prompt, by what was sent where: for engines whose events we
-do not get, and prompts that we cannot derive."""
+"""The approximate prefix cache of each endpoint, by what was sent where: for engines whose events
+we do not get, and prompts that we cannot derive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many tokens are on their way to each endpoint."""
+"""The number of tokens that are on their way to each endpoint."""
 
 from __future__ import annotations
 

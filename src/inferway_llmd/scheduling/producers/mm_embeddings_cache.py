@@ -1,4 +1,4 @@
-"""Which endpoint was sent which images, audio and video: it may still have their embeddings."""
+"""The endpoints that were sent images, audio and video: they may still have their embeddings."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def share_column(producer: str) -> ColumnKey[Column]:
 
 @dataclass(slots=True)
 class _Items:
-    """What one endpoint was sent, the last used last."""
+    """The media that one endpoint was sent, the last used last."""
 
     hashes: OrderedDict[int, None] = field(default_factory=OrderedDict)
     used: float = 0.0

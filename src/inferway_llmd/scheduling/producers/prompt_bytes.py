@@ -1,4 +1,4 @@
-"""What the approximate producer hashes of a request: its own bytes, in order, no prompt made of
+"""The bytes that the approximate producer hashes of a request: its own, in order, no prompt made of
 them.
 
 body             what makes up its prompts            what sets prompts apart that have these alike

@@ -1,4 +1,4 @@
-"""Which server was sent which blocks: an estimate of what its cache holds."""
+"""The blocks that each server was sent: an estimate of what its cache holds."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def _inside(least: int, most: int) -> tuple[float, float]:
 
 
 def _bounds(value: str) -> tuple[int, int] | None:
-    """Of "min-max"; None if it is not that."""
+    """Return the bounds of "min-max"; None if it is not that."""
     least, _, most = value.partition("-")
     try:
         bounds = int(least), int(most)

@@ -1,4 +1,4 @@
-"""Send prompts that nobody holds where such a one went the longest time ago."""
+"""Send prompts without holders where such a one went the longest time ago."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class AnswerState:
 
     @property
     def terminated(self) -> bool:
-        """Whether the end of the answer was accepted."""
+        """True if the end of the answer was accepted."""
         return self._num_past_end > 0
 
     def accept(self, tokens: Sequence[int]) -> bool:

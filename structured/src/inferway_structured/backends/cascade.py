@@ -1,4 +1,4 @@
-"""A spec -> the library that keeps most of it, and what nobody keeps."""
+"""The cascade of backends: a spec -> the library that keeps most of it, and what none keeps."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ _MAX_WORK = 100_000
 
 
 class _Light:
-    """What one spec may take here: all of its schemas, and all ways to say each."""
+    """The work that one spec may take here: all of its schemas, and all ways to say each."""
 
     def __init__(self) -> None:
         self.work = Work(LIGHT_WORK)

@@ -64,7 +64,7 @@ _FAILURES = (
     ("NoExtension", failures.NO_TOKEN),
 )
 _FAILED = "the grammar library has failed"
-_MAX_MATCHERS = 3  # of one answer; the last is shared with nobody
+_MAX_MATCHERS = 3  # of one answer; the last is not shared
 # In Lark: where a text must come, the model chooses the tokens that write it.
 _UNFORCED = '%llguidance {"no_forcing": true}\n'
 

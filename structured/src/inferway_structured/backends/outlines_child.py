@@ -1,4 +1,4 @@
-"""What the killable child runs: it knows nothing but bytes and outlines-core."""
+"""The program of the killable child: it knows nothing but bytes and outlines-core."""
 
 from __future__ import annotations
 

@@ -14,8 +14,9 @@ import json
 import os
 import weakref
 from array import array
+from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict
 from threading import Lock
@@ -24,7 +25,6 @@ from weakref import WeakSet
 
 from inferway_structured.backends import stepper
 from inferway_structured.backends.bits import allow_only
-from inferway_structured.backends.room import Room
 from inferway_structured.compile.failures import TOO_LONG
 from inferway_structured.errors import (
     CompileError,
@@ -49,6 +49,48 @@ COMPILE = Limits(memory_bytes=256 << 20, cpu_seconds=2, wall_seconds=10.0)
 STEP = Limits(memory_bytes=5 << 20, cpu_seconds=0.05, wall_seconds=5.0, result_bytes=1 << 20)
 MAX_ANSWERS = 64  # at a time: 512 MiB
 MAX_COMPILED_BYTES = 512 << 20  # of the grammars that are kept, or that answers follow
+
+
+class Room:
+    """A limit on the number of unfinished answers, and the callers that wait for one to end. Any
+    thread may use it. It takes no lock, because the last reference to an answer may be dropped
+    within any other call."""
+
+    def __init__(self, num_answers: int, executor: Executor) -> None:
+        """`executor` runs callers that have waited."""
+        self._free = deque([None] * num_answers)
+        self._waiting: deque[Callable[[], object]] = deque()
+        self._executor = executor
+
+    def enter(self) -> bool:
+        try:
+            self._free.pop()
+        except IndexError:
+            return False
+        return True
+
+    def leave(self) -> None:
+        self._free.append(None)
+        if self._waiting:
+            self._call()
+
+    def wait(self, begin: Callable[[], object]) -> None:
+        """Call `begin` once there is room. It need not enter, and may wait again."""
+        self._waiting.append(begin)
+        if self._free:  # an answer has left meanwhile
+            self._call()
+
+    def _call(self) -> None:
+        with suppress(RuntimeError):  # the engine ends
+            self._executor.submit(self._let_in)
+
+    def _let_in(self) -> None:
+        while self._free:
+            try:
+                begin = self._waiting.popleft()
+            except IndexError:
+                return
+            begin()
 
 
 class Steppers:
@@ -144,7 +186,7 @@ class Steppers:
 
 
 class SteppedCompiled:
-    """A process that is copied for each answer; it ends when nobody has this any longer."""
+    """A process that is copied for each answer; it ends with the last reference to this."""
 
     def __init__(
         self,

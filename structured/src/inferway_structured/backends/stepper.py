@@ -1,4 +1,4 @@
-"""What runs where a grammar's steps can be killed: one process holds one answer's grammar.
+"""A process in which a grammar's steps can be killed: it holds one answer's grammar.
 
 It begins as a process with the library and a vocabulary; a copy of it compiles a spec, and each
 answer has a copy of that. Each call is `Conversation.do`, whose limits hold for one step; what an
@@ -79,7 +79,7 @@ def written(backend: str, text: str, size: int, eos_token_ids: Sequence[int]) ->
 
 
 def prepare(argument: bytes) -> None:
-    """Imports what it will need; later it may find no memory for that."""
+    """Import all that a grammar will need; later there may be no memory for that."""
     from inferway_structured.backends.llguidance import LLGuidance
     from inferway_structured.backends.vocabulary import Vocabulary
     from inferway_structured.backends.xgrammar import XGrammar

@@ -26,7 +26,7 @@ Tag = Mapping[str, Any]
 
 
 def tag_grammar(text: str, ways: Mapping[str, object], special_tokens: Mapping[str, int]) -> str:
-    """`ways`: how JSON may be written. Raises SpecError for what has no words there."""
+    """Return a tag's grammar; `ways`: how JSON may be written. Raises SpecError if it has none."""
     return _Writer(ways, special_tokens).written(format_of(json.loads(text)))
 
 

@@ -40,7 +40,7 @@ def schemas_of(tag: Any, place: str = "") -> Iterator[TagSchema]:
 
 
 def patterns_of(tag: Any) -> Iterator[str]:
-    """Regular expressions beside the schemas."""
+    """Yield the regular expressions beside the schemas."""
     if isinstance(tag, list):
         for one in tag:
             yield from patterns_of(one)

@@ -47,7 +47,7 @@ class Vocabulary:
 
     @property
     def tokenizes(self) -> bool:
-        """Whether it is known which tokens the model would write a text with. False: only what each
+        """True if it is known which tokens the model would write a text with. False: only what each
         token writes."""
         return self._given is not None or not self._text.startswith(_TOKENS)
 
@@ -126,7 +126,7 @@ class Vocabulary:
 
     @cached_property
     def tokenizer_info(self) -> Any:
-        """xgrammar's. Only where it is installed: beside an engine."""
+        """The vocabulary as xgrammar's type. Only where it is installed: beside an engine."""
         import xgrammar
 
         return xgrammar.TokenizerInfo(

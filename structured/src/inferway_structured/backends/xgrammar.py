@@ -1,4 +1,4 @@
-"""What llguidance has no words for, on xgrammar, where it is installed: beside an engine.
+"""The backend xgrammar, for what llguidance cannot say; where it is installed: beside an engine.
 
 It raises on wrong use, has no limits on time, and a mask after the end is an error: all of that is
 kept from it here.
@@ -41,7 +41,7 @@ class XGrammar:
     def _compiler(self) -> Any:
         import xgrammar
 
-        # its own cache off: who calls has one, for all libraries
+        # its own cache off: the caller has one, for all libraries
         return xgrammar.GrammarCompiler(
             self._vocabulary.tokenizer_info, max_threads=2, cache_enabled=False
         )

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class HeldSpec(NamedTuple):
-    """A spec that is held in memory, for who asks from outside."""
+    """A spec that is held in memory, for requests from outside."""
 
     key: str
     backend: str
@@ -30,7 +30,7 @@ class HeldSpec(NamedTuple):
 class Stage(Enum):
     WAITING = auto()
     BUILDING = auto()
-    OVERDUE = auto()  # still building, and nobody waits for it any more
+    OVERDUE = auto()  # still building, and no request waits for it any more
     CHILD = auto()
     ENDED = auto()
 
@@ -42,7 +42,7 @@ class Build:
     key: str  # the spec's
     spec: Spec
     deadline: float
-    warm: bool = False  # wanted even if nobody waits for it
+    warm: bool = False  # wanted even if no request waits for it
     waiters: list[Waiter] = field(default_factory=list)
     stage: Stage = Stage.WAITING
     task: Task = lambda: None

@@ -111,7 +111,7 @@ class Children:
         return None if self.num_open() else self.submit(job)
 
     def num_open(self) -> int:
-        """The number of jobs that wait for the child or are being done."""
+        """Return the number of jobs that wait for the child or are being done."""
         return 0 if self._helper is None else self._helper.num_open
 
     def result(self, job: Job, future: Future[bytes]) -> Compiled:

@@ -63,7 +63,7 @@ _MAX_STUCK = 4
 
 
 class Compilations:
-    """Compiles specs. Any thread may call it; what goes wrong is raised by the futures alone."""
+    """Compiles specs for one vocabulary. Any thread may call it; its futures alone raise."""
 
     def __init__(
         self,
@@ -116,8 +116,8 @@ class Compilations:
         return held.future
 
     def warm(self, spec: Spec) -> bool:
-        """Build the spec though nobody waits for it yet, after all that somebody waits for. Return
-        False if half of the places are taken and it is neither held nor under way."""
+        """Build the spec though no request waits for it yet, after all builds that requests wait
+        for. Return False if half of the places are taken and it is neither held nor under way."""
         key = spec.key
         with self._lock:
             if key in self._builds or self._held.get(key) is not None:
@@ -170,8 +170,8 @@ class Compilations:
                 self._fail(build, waiters, saturated(len(self._builds)), "busy")
 
     def close(self) -> None:
-        """Fail who waits, kill the children, end the threads. A thread whose library does not come
-        back is left; it does not keep the process alive."""
+        """Fail the requests that wait, kill the children, end the threads. A thread whose library
+        does not come back is left; it does not keep the process alive."""
         with self._lock:
             self._closed = True
             builds = list(self._builds.values())
@@ -272,7 +272,7 @@ class Compilations:
                     self._end(build)
                 elif build.stage is Stage.BUILDING:
                     self._workers.leave(build.task)  # others need not wait for it, either
-        waiter.set_running_or_notify_cancel()  # who ends a build's waiters does it for the others
+        waiter.set_running_or_notify_cancel()  # the end of a build does so for all others
         self.counts.requests.add(build.spec.kind, "", "cancelled")
         if dropped:
             self.counts.builds_dropped.add()
@@ -347,7 +347,7 @@ class Compilations:
         if not future.cancelled():
             self._finish(build, children.result(job, future), None)
 
-    # A job that is not required: the spec is held already, and nobody waits.
+    # A job that is not required: the spec is held already, and no request waits.
 
     def _improve(self, key: str, held: CachedSpec) -> None:
         """Begins it, in a thread of ours: the one that asks is the engine's."""

@@ -1,4 +1,4 @@
-"""What compiling may cost."""
+"""Limits of what compiling may cost."""
 
 from __future__ import annotations
 

@@ -6,14 +6,14 @@ libraries that compile, and all of it before its limits hold.
 
 from __future__ import annotations
 
+import ctypes
 import json
 from dataclasses import asdict, replace
-from functools import partial
+from functools import cache, partial
 from threading import Lock
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from inferway_structured.compile.jobs import Child, Job
-from inferway_structured.compile.malloc import give_back, malloced_bytes
 from inferway_structured.errors import SpecError
 from inferway_structured.grammar import Unenforced, Verdict
 from inferway_structured.sandbox.process import Limits
@@ -43,6 +43,41 @@ _REHEARSED = (
     Spec(Kind.GRAMMAR, 'root ::= "a"'),
     Spec(Kind.GRAMMAR, "root ::= undefined"),
 )
+
+
+class _Mallinfo2(ctypes.Structure):
+    """glibc's struct mallinfo2, malloc.h: grammar libraries use the C library's malloc."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+        )
+    ]
+
+
+def malloced_bytes() -> int:
+    """Return the bytes in use now, of all threads; 0 where malloc does not tell (glibc below 2.33,
+    musl)."""
+    mallinfo2 = _function("mallinfo2")
+    if mallinfo2 is None:
+        return 0
+    mallinfo2.restype = _Mallinfo2
+    found = mallinfo2()
+    return int(found.uordblks + found.hblkhd)
+
+
+def give_back() -> None:
+    """Give what is free back to the kernel. Takes milliseconds."""
+    malloc_trim = _function("malloc_trim")
+    if malloc_trim is not None:
+        malloc_trim(ctypes.c_size_t(0))
+
+
+@cache
+def _function(name: str) -> Any:
+    return getattr(ctypes.CDLL(None), name, None)
 
 
 class TrialResult(NamedTuple):

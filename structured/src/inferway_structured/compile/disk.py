@@ -23,7 +23,7 @@ _VERSION = 1
 _WHOLE = re.compile(r"[0-9a-f]{64}\.inferway")
 _HALF = re.compile(r"[0-9a-f]{64}\.[0-9]+-[0-9]+\.half")
 
-# A file that is being written is not older; one that is, nobody writes any more.
+# A file that is being written is not older; an older one is written no more.
 _WRITING_SECONDS = 600
 
 

@@ -1,4 +1,4 @@
-"""What those are told for whom there is no grammar, or who have one that fails."""
+"""Messages for requests that have no grammar, or one that fails."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class QuarantinedError(SpecError):
 
 
 def again(error: E) -> E:
-    """Return an equal error: each who gets one raises his own, because a raised error grows by
-    where it was raised."""
+    """Return an equal error: each request that gets one raises its own, because a raised error
+    grows by where it was raised."""
     if isinstance(error, SpecError):
         return type(error)(str(error), place=error.place, keyword=error.keyword, param=error.param)
     return type(error)(*error.args)

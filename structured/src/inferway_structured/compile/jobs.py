@@ -1,5 +1,5 @@
-"""What a killable child builds: by libraries that have no limits of their own, whose results are
-bytes that load much faster than they build (outlines-core: 92 times).
+"""Jobs of a killable child: they build by libraries that have no limits of their own, whose results
+are bytes that load much faster than they build (outlines-core: 92 times).
 
 For a few specs `Jobs` knows such a job. The CompilationManager looks on the disk, asks the child,
 and makes the answer with `finish`.

@@ -1,1 +1,1 @@
-"""A job that nobody vouches for -> its result, or what it was killed for."""
+"""Untrusted jobs: each gives its result, or the limit it was killed for."""

@@ -53,7 +53,7 @@ def main(
         signal.signal(ignored, signal.SIG_IGN)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)  # whatever the parent does with its own
     if copied:
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for a copy
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # copies are not waited for
     with socket.socket(fileno=fd) as parents:
         child = _Child(parents, cpu_seconds=cpu_seconds, result_bytes=result_bytes)
         try:
@@ -175,7 +175,7 @@ class _Child:
         try:
             result: bytes = job(argument)
         finally:
-            signal.setitimer(signal.ITIMER_PROF, 0)  # the next job is read at nobody's expense
+            signal.setitimer(signal.ITIMER_PROF, 0)  # reading the next job does not count
         if len(result) > self._result_bytes:
             self.answer(Outcome.TOO_LONG)
         else:

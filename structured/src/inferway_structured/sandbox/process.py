@@ -34,7 +34,7 @@ class Limits:
     cpu_seconds: float = 2
     wall_seconds: float = 5.0
     result_bytes: int = 32 << 20
-    niceness: int = 10  # whoever sends such work waits a little longer before others do
+    niceness: int = 10  # clients with such work wait a little longer before others do
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Conversation:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it has said so."""
+        """True if the child has said that it is ready."""
         return self._ready
 
     def do(self, function: str, argument: bytes) -> bytes:
@@ -141,7 +141,7 @@ class Conversation:
         self._socket.close()
 
     def _lost(self, error: OSError) -> JobKilledError:
-        """Why there was no answer."""
+        """Return why there was no answer."""
         if isinstance(error, TimeoutError):
             return JobKilledError("wall", f"took more than {self._limits.wall_seconds:g} s")
         return self._death()
@@ -198,7 +198,7 @@ class SandboxProcess(Conversation):
         return self._child.pid
 
     def kill(self) -> None:
-        """End the child, and what it may have started; whoever waits for an answer is told."""
+        """End the child, and what it may have started; a thread that waits for it learns it."""
         if self._child.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._child.pid, signal.SIGKILL)

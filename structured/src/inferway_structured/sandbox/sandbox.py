@@ -61,7 +61,7 @@ class Sandbox:
         self._closed = False
         # The one at work, then the spare. Written by the thread; under the lock, for `close`.
         self._processes: list[SandboxProcess] = []
-        # At the latest when nobody knows us any more.
+        # At the latest when no reference to this object is left.
         self._let_go = weakref.finalize(self, _let_go, self._processes, self._preparation)
 
     def start(self) -> Future[None]:
@@ -74,7 +74,7 @@ class Sandbox:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the next job need not wait until its process is prepared."""
+        """True if the next job need not wait until its process is prepared."""
         return any(process.is_ready for process in self._processes[:1])
 
     def call(self, function: str, argument: bytes) -> bytes:
@@ -112,9 +112,9 @@ class Sandbox:
         self._let_go()
 
     def submit(self, function: str, argument: bytes) -> Future[bytes]:
-        """Return a future of the job's result, for who waits in his own way, and as long as he
-        likes: cancel it then. Raises HelperBusyError or HelperError; the future raises as `call`.
-        What is called when it is done runs in the helper's thread."""
+        """Return a future of the job's result, for callers that wait in their own way, and as long
+        as they like: cancel it then. Raises HelperBusyError or HelperError; the future raises as
+        `call`. What is called when it is done runs in the helper's thread."""
         with self._lock:
             if self._closed:
                 raise _closed()

@@ -1,4 +1,4 @@
-"""What parent and child say to each other: frames on one socket. Standard library only.
+"""The frames that parent and child send to each other on one socket. Standard library only.
 
 A job is `JOB` (length of the function's name, length of the argument), then both. An answer is
 `ANSWER` (an Outcome, whether the child is worn out, length of the rest), then the rest.
@@ -19,7 +19,7 @@ COPY = struct.Struct("!QdQ?")
 
 
 class Outcome(IntEnum):
-    """How a job ended, as its child reports it. Where the child cannot report, its exit status
+    """The outcome of a job, as its child reports it. Where the child cannot report, its exit status
     tells."""
 
     READY = 0  # no job yet: everything is imported, limits hold

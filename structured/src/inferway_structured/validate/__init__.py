@@ -1,1 +1,1 @@
-"""Whether a spec is valid and within limits, and whether an answer has its shape."""
+"""Validation: a spec is valid and within limits, and an answer has its shape."""

@@ -82,8 +82,8 @@ def _check_choice(spec: Spec, limits: SpecLimits) -> None:
 
 
 def check_grammar(text: str, limits: SpecLimits) -> None:
-    """Lark or EBNF, told apart as vLLM does. Raises SpecError with the library's words, which
-    name line and column. Lark may take long: call it where it can be killed."""
+    """Check a grammar in Lark or EBNF, told apart as vLLM does. Raises SpecError with the library's
+    words, which name line and column. Lark may take long: call it where it can be killed."""
     if len(text) > limits.max_grammar_bytes:
         raise SpecError(
             f"{len(text)} characters, at most {limits.max_grammar_bytes} in a grammar",

@@ -1,5 +1,5 @@
-"""How much a spec may ask for. Each bound has the measured harm that it keeps away; what people
-write stays far below (the largest of 300 schemas of JSONSchemaBench in brackets).
+"""Limits of what a spec may ask for. Each bound has the measured harm that it keeps away; what
+people write stays far below (the largest of 300 schemas of JSONSchemaBench in brackets).
 
 The limits are about what is quick to count. What is within them compiles in the time that the
 libraries' own limits (fuel, symbols) leave, which are the same on every machine.

@@ -1,4 +1,4 @@
-"""How much a regular expression asks of the automata it is turned into.
+"""The size of a regular expression, and of the automata it is turned into.
 
 Two things grow beyond any bound in a short text: what counted repeats spell out
 (`((a{1,1000}){1,1000}){1,1000}`), and the states of a deterministic automaton
@@ -41,7 +41,7 @@ class Regex:
 
 @lru_cache(maxsize=1024)
 def measured(text: str) -> Regex:
-    """Bounded by `_STEPS` and the text's length."""
+    """Measure a regular expression, bounded by `_STEPS` and the text's length."""
     reader = _Reader(text)
     node = reader.alternatives(0)
     if reader.unsupported is not None:
@@ -361,7 +361,7 @@ class _Places:
         return found
 
     def _add(self, node: _Node) -> tuple[int, int, bool]:
-        """Its first places, its last places, and whether it may be empty."""
+        """Add a part with its first places, its last places, and whether it may be empty."""
         if self.too_many or not node.size:  # or repeats of nothing, inside each other, never end
             return 0, 0, True
         if node.kind == "class":

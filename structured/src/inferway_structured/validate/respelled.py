@@ -94,8 +94,8 @@ _MEMBERS = {"d": "0-9", "w": "0-9A-Za-z_", "s": r" \t\n\r\f\v"}
 
 
 def ascii_classes(regex: str) -> str:
-    r"""The same expression otherwise. A negated one inside a class (`[^\D]`) stays as it is: it
-    cannot be spelled out there."""
+    r"""Respell a regular expression so that its classes are those of ASCII. A negated one inside a
+    class (`[^\D]`) stays as it is: it cannot be spelled out there."""
     if "\\" not in regex:
         return regex
     made: list[str] = []

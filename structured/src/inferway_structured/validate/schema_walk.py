@@ -59,7 +59,7 @@ class Graph:
     """
 
     nodes: list[Subschema]
-    dangling: list[tuple[Subschema, str, str]]  # who, which keyword, what it says
+    dangling: list[tuple[Subschema, str, str]]  # the schema, the keyword, what it says
     is_tree: bool
     _circles: list[list[Subschema]] | None = None  # once they were asked for
 

@@ -26,8 +26,8 @@ from inferway_structured.validate.schema_walk import (
 
 
 def check_schema(schema: Any, limits: SpecLimits, text: str) -> None:
-    """Raises SpecError. In time linear in the schema, times its patterns' bounded one. `text`: what
-    it was read from, whatever else stands there."""
+    """Check a schema. Raises SpecError. In time linear in the schema, times its patterns' bounded
+    one. `text`: what it was read from, whatever else stands there."""
     check_nesting(schema, limits)
     if not isinstance(schema, dict):
         return
@@ -116,7 +116,7 @@ _BRANCHES = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
 
 
 def patterns(found: Graph) -> Iterator[tuple[Subschema, str, str]]:
-    """Each regular expression in a schema, with the steps to it: `pattern`, or a name in
+    """Yield each regular expression in a schema, with the steps to it: `pattern`, or a name in
     `patternProperties`."""
     for node in found.nodes:
         pattern = node.schema.get("pattern")
@@ -151,8 +151,8 @@ def _check_patterns(found: Graph, limits: SpecLimits) -> None:
 def check_pattern(
     text: str, limits: SpecLimits, place: str, keyword: str, *, required: bool = False
 ) -> Regex:
-    """Raises SpecError. Unless `required`, what no engine can follow passes: whoever compiles
-    leaves it out and says so."""
+    """Check a regular expression, and return its measures. Raises SpecError. Unless `required`,
+    what no engine can follow passes: whoever compiles leaves it out and says so."""
     regex = measured(text)
     words = None
     if regex.unsupported is not None and required:
@@ -245,7 +245,7 @@ def expansion(schema: SchemaObject) -> int:
 def _check_conjoined(
     order: list[Subschema], parts: Sequence[Sequence[Subschema]], limits: SpecLimits
 ) -> None:
-    """How many patterns one string must match all at once, at this value or at one inside it."""
+    """Check how many patterns one string must match at once, at this value or inside it."""
     here: dict[int, int] = {}  # none where there is none
     for node in order:
         found = _conjoined(node, here)

@@ -19,8 +19,8 @@ All of vLLM's processes import this module, on or off: nothing is imported at it
 
 
 def register() -> None:
-    """vLLM calls it in every process. Whatever goes wrong in here, vLLM stays as it is; where the
-    plugin is required, it raises SystemExit."""
+    """Register the plugin; vLLM calls this in every process. Whatever goes wrong in here, vLLM
+    stays as it is; where the plugin is required, it raises SystemExit."""
     from inferway_structured.vllm import switch, variables
 
     try:

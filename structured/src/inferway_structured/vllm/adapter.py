@@ -70,7 +70,7 @@ class RequestGrammar:
             self._fail(panic_as_error(e))
 
     def fill_bitmask(self, bitmask: Any, batch_index: int) -> None:
-        """`bitmask`: a torch tensor of int32 words, one row a position."""
+        """Fill a row of `bitmask`, a torch tensor of int32 words, one row a position."""
         row = bitmask[batch_index].numpy()
         if self._failure is None:
             try:

@@ -1,4 +1,4 @@
-"""What vLLM makes of a request's tools: one structural tag, or one schema, for all calls.
+"""The calls of tools as vLLM asks for them: one structural tag, or one schema, for all calls.
 
 It writes the schemas of strict tools there, and lets all others have any JSON value for arguments,
 also where a call is required. Here whatever was examined and can be kept is written there, and any

@@ -136,7 +136,7 @@ class EngineCoreSide:
         grammar.set_exception(error)
 
     def cancel(self, request_ids: Iterable[str]) -> None:
-        """Drop compiles that nobody else waits for: the clients of these requests have left."""
+        """Drop compiles that no other request waits for: these requests' clients have left."""
         for request_id in request_ids:
             coming = self._coming.pop(request_id, None)
             if coming is not None:
@@ -156,7 +156,7 @@ class EngineCoreSide:
         self._remember(request_id, _cut_off(why))
 
     def _remember(self, request_id: str, error: BaseException) -> None:
-        """Why it ends, for the API server, which vLLM tells only that it does."""
+        """Remember why the request ends, for the API server, which vLLM tells only that it does."""
         ours = isinstance(error, InferwayError)
         log.error(
             "request %s ends with an error, because its grammar cannot be used: %s",

@@ -1,5 +1,5 @@
-"""The patches. Those that structured output cannot do without are applied all or none; each of the
-other features by itself."""
+"""The patches of vLLM. Those that structured output cannot do without are applied all or none; each
+of the other features by itself."""
 
 from __future__ import annotations
 

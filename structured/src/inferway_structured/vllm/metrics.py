@@ -1,5 +1,5 @@
-"""What is counted, on vLLM's own /metrics. Engine cores are asked when the page is; where one is
-busy for too long, what it said last stands there."""
+"""Counters of the plugin, on vLLM's own /metrics. Engine cores are asked when the page is; where
+one is busy for too long, what it said last stands there."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class Overlap:
         return not self._why_not
 
     def give_up(self) -> None:
-        """Let nothing in any more; who is in goes on."""
+        """Let nothing in any more; what is in goes on."""
         self._core.settings = replace(self._core.settings, overlap=False)
 
     def holds_back(self, request: Any) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 from hpack import Decoder, Encoder
 
 from inferway_llmd.ext_proc.wire.call import Call
-from inferway_llmd.ext_proc.wire.connection import Connection
+from inferway_llmd.ext_proc.wire.connection import Connection, Patience
 from inferway_llmd.ext_proc.wire.frames import (
     END_HEADERS,
     HEADERS,
@@ -19,7 +19,6 @@ from inferway_llmd.ext_proc.wire.frames import (
     frame,
     message_head,
 )
-from inferway_llmd.ext_proc.wire.patience import Patience
 
 FIELDS = [
     (":method", "POST"),

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tests.llmd.ext_proc.wire.peer import FIELDS, Peer, Wire, said
 
 from inferway_llmd.ext_proc.wire.call import WINDOW_BYTES
-from inferway_llmd.ext_proc.wire.connection import Connection
+from inferway_llmd.ext_proc.wire.connection import Connection, Patience
 from inferway_llmd.ext_proc.wire.fields import FieldReader
 from inferway_llmd.ext_proc.wire.frames import (
     CONTINUATION,
@@ -42,7 +42,6 @@ from inferway_llmd.ext_proc.wire.frames import (
     window_update,
 )
 from inferway_llmd.ext_proc.wire.listening import GrpcServer
-from inferway_llmd.ext_proc.wire.patience import Patience
 
 RESET = (8).to_bytes(4)
 

@@ -87,7 +87,7 @@ class _JsonEvent(Struct):
 
 
 class NumberedEvent(Struct):
-    """What orders an event in its stream. `payload` is for the adapter."""
+    """The numbers that order an event in its stream. `payload` is for the adapter."""
 
     event_id: Annotated[int, Meta(ge=0)]
     attention_dp_rank: int | None = None
@@ -118,7 +118,7 @@ def split_answer(body: bytes) -> Iterator[NumberedEvent]:
 
 
 class TensorRTEvents:
-    """What reads the events of one engine, whose blocks have `block_size` tokens."""
+    """Reads the events of one engine, whose blocks have `block_size` tokens."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
@@ -161,7 +161,7 @@ class TensorRTEvents:
                 yield from _moved(_canonical(block_hash), _medium(old), _medium(new))
 
     def _stored(self, stored: _StoredData) -> Iterator[Event | EventError]:
-        """In pieces, each of blocks of one cache level."""
+        """Yield stored blocks in pieces, each of blocks of one cache level."""
         parent = None if stored.parent_hash is None else _canonical(stored.parent_hash)
         piece: list[_Block] = []
         for number, raw in enumerate(stored.blocks, 1):
@@ -216,7 +216,7 @@ def _moved(block_hash: int, old: str, new: str) -> Iterator[Event]:
 
 
 def _extra_keys(block: _Block, *, begins_prompt: bool) -> list[object] | None:
-    """What else sets the block apart: pictures, the salt, tokens of prompt tuning."""
+    """Return what else sets the block apart: pictures, the salt, tokens of prompt tuning."""
     keys: list[object] = [[picture.hash, picture.start_offset] for picture in block.mm_keys]
     if begins_prompt and block.cache_salt is not None:
         keys.append(block.cache_salt)
@@ -231,7 +231,7 @@ def _medium(cache_level: int) -> str:
 
 
 def _canonical(block_hash: _Hash) -> int:
-    """Of a hash in hexadecimal the last 64 bits; of another text those of its bytes."""
+    """Return the last 64 bits of a hash in hexadecimal, or those of another text's bytes."""
     if isinstance(block_hash, int):
         return canonical_hash(block_hash)
     try:

@@ -140,7 +140,7 @@ class _BatchOfArrays(_RawBatch, frozen=True, array_like=True):
 
 
 class _PlainBatch(Struct, frozen=True, array_like=True):
-    """What vLLM sends nearly always."""
+    """The form of nearly all batches that vLLM sends."""
 
     ts: float
     events: list[BlockStored | BlockRemoved | AllBlocksCleared]
@@ -226,7 +226,7 @@ def _decode_event(
         return _unreadable(raw, path, e) if other is None else other
 
 
-# What is known of events in maps; the last four say nothing of a block's hash or place.
+# Fields known of events in maps; the last four say nothing of a block's hash or place.
 _KNOWN_FIELDS = {
     *("type", *StoredMap.__struct_fields__, *_Removed.__struct_fields__),
     *("ownership", "session_id", "metadata", "storage_tier"),
@@ -249,8 +249,8 @@ def _is_known(event: dict[object, object]) -> bool:
 
 
 def normalise(event: Event) -> dict[str, object]:
-    """`event` in vLLM's map form, whatever form it came in. Fields without a value are absent,
-    but for the parent."""
+    """Return `event` in vLLM's map form, whatever form it came in. Fields without a value are
+    absent, but for the parent."""
     fields = {k: v for k, v in msgspec.structs.asdict(event).items() if v is not None}
     if isinstance(event, BlockStored):
         fields |= {"parent_hash": event.parent_hash, "token_ids": list(event.token_ids)}
@@ -288,7 +288,7 @@ def _type_of(raw: Raw) -> str | None:
 
 
 def typed(event: _Decoded, path: int) -> Event | EventError:
-    """An event as it came -> the event it stands for. `path` is its position in the batch."""
+    """Return the event that a decoded one stands for. `path` is its position in the batch."""
     if isinstance(event, StoredFields):
         return _checked(_stored(event), path)
     if isinstance(event, _Removed):
@@ -361,7 +361,7 @@ def _fits(behind: Sequence[Sequence[int]], num_blocks: int) -> bool:
 
 
 def _spans(num_tokens: int, num_blocks: int, block_size: int) -> bool:
-    """Whether so many tokens are those of whole blocks, of which some may not be stored."""
+    """Return whether so many tokens are those of whole blocks, of which some may not be stored."""
     return block_size > 0 and not num_tokens % block_size and num_tokens >= num_blocks * block_size
 
 

@@ -19,7 +19,7 @@ _MAX_VALUES = 4 * MAX_WAYS  # so many different ones have more ways
 
 
 def unique_ways(node: Node) -> list[Said] | None:
-    """uniqueItems, as all the arrays there can be; None: too many."""
+    """Return uniqueItems as all the arrays there can be; None: too many."""
     keywords = node.keywords
     least, most = span(node, "minItems", "maxItems")
     if most <= 1:
@@ -52,8 +52,8 @@ def exactly(items: Sequence[Said]) -> Said:
 
 
 def contains_ways(node: Node, lowered: Said, work: Work) -> list[Said] | None:
-    """contains, as the places where the first of its items can stand; None: too many, or it is
-    counted."""
+    """Return contains as the places where the first of its items can stand; None: too many, or it
+    is counted."""
     keywords = node.keywords
     least = keywords.get("minContains", 1)
     if "maxContains" in keywords or least > 1:

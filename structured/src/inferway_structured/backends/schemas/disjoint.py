@@ -1,4 +1,4 @@
-"""Whether two schemas share no value: then "exactly one of them" is "any of them"."""
+"""Disjoint schemas, which share no value: then "exactly one of them" is "any of them"."""
 
 from __future__ import annotations
 

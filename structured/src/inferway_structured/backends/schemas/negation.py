@@ -1,4 +1,4 @@
-"""What a schema is not, said without `not`."""
+"""The negation of a schema, said without `not`."""
 
 from __future__ import annotations
 

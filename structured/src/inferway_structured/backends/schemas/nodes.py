@@ -77,7 +77,7 @@ _COUNTS = frozenset(
 _NUMBERS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})
 
 
-@lru_cache(maxsize=1)  # who compiles a text asks for it several times in a row
+@lru_cache(maxsize=1)  # to compile a text asks for it several times in a row
 def parsed(text: str) -> JsonValue:
     """Return the document. It is shared: only read it."""
     return json.loads(text)
@@ -114,7 +114,7 @@ class Document:
             return self._fragment(self.raw, "", unquote(reference[1:]))
         address, fragment = urldefrag(urljoin(self._base(at.place), reference))
         candidates = [self._resources[address]] if address in self._resources else []
-        if reference.startswith("#"):  # generators write ids that nobody resolves against
+        if reference.startswith("#"):  # generators write ids that are no base of references
             candidates.append((self.raw, ""))
         for resource, place in candidates:
             found = self._fragment(resource, place, unquote(fragment))
@@ -223,7 +223,7 @@ class Node:
 
     @cached_property
     def _work(self) -> float:
-        """What one look costs: who looks may go through the values, too."""
+        """Return what one look costs: who looks may go through the values, too."""
         raw = self.raw
         if not isinstance(raw, dict) or _READ.isdisjoint(raw):
             return 1.0

@@ -77,9 +77,9 @@ def keeps_multiples(said: Mapping[str, Any]) -> bool:
 
 
 def of_numbers(said: dict[str, Any]) -> dict[str, Any] | None:
-    """The same schema, None if no value has it. The library fails on values that are fractions
-    where integers may come and fractions may not, and on bounds that have no integer between them;
-    of values with `multipleOf`, it leaves out the negative ones."""
+    """Return an equal schema that the library reads, None if no value has it. The library fails on
+    values that are fractions where integers may come and fractions may not, and on bounds that have
+    no integer between them; of values with `multipleOf`, it leaves out the negative ones."""
     if "multipleOf" in said and ("const" in said or "enum" in said):
         said = dict(said)
         step = said.pop("multipleOf")
@@ -104,7 +104,7 @@ def of_numbers(said: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def narrowed(said: Any, integers: bool = False) -> Any:
-    """The same schema, for values of which each number is an integer if `integers`, or if it says
+    """Return the schema for values of which each number is an integer if `integers`, or if it says
     so itself: fractions are left out of what it is all and any of."""
     if not isinstance(said, dict):
         return said
@@ -181,7 +181,7 @@ def check_numbers(text: str) -> None:
 
 
 def check_grammar_numbers(text: str) -> None:
-    """The same of a Lark grammar, whose `%json` are followed by schemas."""
+    """Check the numbers of the schemas behind each `%json` of a Lark grammar."""
     if text.lstrip().startswith("{"):  # several grammars as JSON
         check_numbers(text)
     if "%json" not in text or _ENDS.search(text) is None:

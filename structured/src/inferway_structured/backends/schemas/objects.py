@@ -27,8 +27,8 @@ def are_many(counts: Iterable[int]) -> bool:
 
 
 def dependent_ways(rule: Mapping[str, Sequence[str]]) -> list[list[Said]]:
-    """dependentRequired, as lists of alternatives that must all be kept. Names that need the same
-    go together: either none of them is there, or what they need is."""
+    """Return dependentRequired as lists of alternatives that must all be kept. Names that need the
+    same go together: either none of them is there, or what they need is."""
     by_need: dict[tuple[str, ...], list[str]] = {}
     for name, needed in rule.items():
         left = tuple(one for one in needed if one != name)
@@ -47,8 +47,8 @@ def size_ways(
     least: int,
     most: int | None,
 ) -> list[Said] | None:
-    """minProperties and maxProperties, as alternatives of which of the optional `properties` are
-    there; `is_open`: others may be, too. None: too many alternatives. llguidance keeps the two
+    """Return minProperties and maxProperties as alternatives of which of the optional `properties`
+    are there; `is_open`: others may be, too. None: too many alternatives. llguidance keeps the two
     itself where all listed properties are required; so each alternative says of all of them."""
     optional = [name for name, said in properties.items() if said is not False]
     optional = [name for name in optional if name not in required]

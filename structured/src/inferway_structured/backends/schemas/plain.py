@@ -1,4 +1,4 @@
-"""Which schemas llguidance reads as they are meant, or refuses: those are tried as they came."""
+"""Schemas that llguidance reads as they are meant, or refuses: those are tried as they came."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def as_it_came(text: str) -> str | None:
         return None
     if not any(_is_changed(schema) for schema in with_patterns):
         return text
-    own = Document(json.loads(text))  # what was parsed is everybody's
+    own = Document(json.loads(text))  # what was parsed is shared
     for schema in _with_patterns(own) or ():
         schema |= _written_in_rust(schema)
     return json.dumps(own.raw, ensure_ascii=False)

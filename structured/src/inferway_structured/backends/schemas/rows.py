@@ -33,7 +33,7 @@ _SIZES = frozenset({"minProperties", "maxProperties", "patternProperties"})
 
 
 def with_short_rows(text: str) -> str:
-    """The schema, said so. Raises SpecError where it cannot be: with the place, and the limit."""
+    """Return a schema that makes short rows. Raises SpecError with the place and the limit."""
     if text.count('":') <= MAX_OPTIONAL:
         return text
     if not _may_be_long(parsed(text)):

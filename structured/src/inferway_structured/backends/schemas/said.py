@@ -99,7 +99,7 @@ def _written_at(order: Mapping[str, int], word: str) -> int:
 
 
 def by_schema(patterns: Mapping[str, Said], work: Work) -> dict[str, Said]:
-    """Patterns with the same schema as one: it is no matter then that a name matches both."""
+    """Return patterns with equal schemas as one: a name may match several of them then."""
     groups: dict[str, list[str]] = {}
     for pattern, said in patterns.items():
         groups.setdefault(_text(said, work), []).append(pattern)

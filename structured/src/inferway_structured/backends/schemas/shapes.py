@@ -1,4 +1,4 @@
-"""What can be told of a schema's values without looking at one, and of one without a validator."""
+"""Facts about a schema's values without looking at one, and about one without a validator."""
 
 from __future__ import annotations
 
@@ -287,7 +287,7 @@ def _array_takes(word: str, rule: Any, value: list[JsonValue]) -> bool | None:
 
 
 def span(node: Node, low: str, high: str, depth: int = _DEPTH) -> tuple[float, float]:
-    """The range that a pair of keywords leaves: minLength and maxLength, minItems and maxItems."""
+    """Return the range of a pair of keywords: minLength and maxLength, minItems and maxItems."""
     keywords = node.keywords
     least, most = keywords.get(low, 0), keywords.get(high, inf)
     if depth:

@@ -46,7 +46,7 @@ _CLASS_SPECIAL = frozenset("\\]^-[&~")
 
 
 def none_of(texts: Iterable[str]) -> str:
-    """A pattern that every text but these matches."""
+    """Return a pattern that every text but these matches."""
     return f"^{_but(sorted(set(texts)))}$"
 
 
@@ -69,7 +69,7 @@ def _but(texts: list[str]) -> str:
 
 
 def one_of(texts: Iterable[str]) -> str:
-    """A pattern that these match, and nothing else."""
+    """Return a pattern that these match, and nothing else."""
     return f"^(?:{'|'.join(re_literal(text) for text in texts)})$"
 
 
@@ -147,7 +147,7 @@ def _closing(pattern: str, at: int) -> int | None:
 
 
 def in_rust(pattern: str) -> str:
-    """The same pattern where ECMA-262 and Rust's regexes differ: in classes, where Rust has set
+    """Respell a pattern where ECMA-262 and Rust's regexes differ: in classes, where Rust has set
     operations, and in the escapes of < and >, which are word boundaries there. And without U+0001
     in classes that llguidance would widen (`_is_widened`)."""
     if "[" not in pattern and not _DIFFERENT.search(pattern):

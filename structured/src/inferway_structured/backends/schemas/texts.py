@@ -45,7 +45,7 @@ class Texts:
         self._patterns: dict[str, bool] = {}
 
     def say(self, node: Node, out: dict[str, Any], also: list[Said]) -> None:
-        """The `pattern` and `format` of a node."""
+        """Say the `pattern` and `format` of a node."""
         keywords = node.keywords
         said: dict[str, Any] = {}
         form = keywords.get("format")

@@ -1,4 +1,4 @@
-"""How much a schema makes of itself inside llguidance, counted before the library sees it.
+"""The weight of a schema inside llguidance, counted before the library sees it.
 
 The library writes out what is all of several schemas: every way through the one with every way
 through the others, at each property that they share. So there are figures of a schema: how

@@ -1,4 +1,4 @@
-"""How much a schema may be looked through before something else is to do it.
+"""The work that a schema may cost before something else is to look through it.
 
 A few hundred characters can be looked through for minutes: references to what has references, and
 each is followed; each branch is held against each. All of that is Python, which holds the GIL, so

@@ -1,18 +1,40 @@
-"""Prefer the endpoint with less to do: scorers that read one column of load each."""
+"""Scorers that prefer the endpoint that already holds the prompt, as the engines' own events say,
+and the one with less to do: these read a column of load each."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
-from msgspec import Meta
+from msgspec import Meta, field
 
 from inferway.model import Candidates, Column
 from inferway.openai_api.llm_request import LLMRequest
+from inferway.scheduling.prefix_source import TRUST
 from inferway.scheduling.registry import Parameters, PluginType
 
 Count = Annotated[int, Meta(ge=0)]
 Scale = Annotated[float, Meta(gt=0)]
+
+
+class PrefixMatch(Parameters, frozen=True):
+    """Rates the share of the prompt's full blocks that the endpoint holds, 0 when it has none.
+    Blocks in lower tiers count for less, and so does what nothing confirms (`Candidates.states`).
+
+    What llm-d sets its tokenizer, index and event sockets up by is always there here, and set up
+    elsewhere (docs/configuration.md): none of the parameters is in force.
+    """
+
+    token_processor_config: dict[str, Any] | None = None
+    indexer_config: dict[str, Any] | None = None
+    kv_events_config: dict[str, Any] | None = None
+    speculative_indexing: bool = False
+    speculative_ttl: str = field(default="", name="speculativeTTL")
+
+    def score(self, request: LLMRequest, candidates: Candidates) -> Column:
+        share = candidates.weighted_matched_blocks / np.maximum(candidates.prompt_blocks, 1.0)
+        share *= TRUST[candidates.states]
+        return share
 
 
 class Queue(Parameters, frozen=True):
@@ -165,5 +187,11 @@ TYPES = (
         "scores 0.5 for the mean number of uncached tokens sent lately; 1 for less and 0 for more "
         "by that mean, or by minScale if that is larger",
         parameters=RecentWork,
+    ),
+    PluginType(
+        "precise-prefix-cache-scorer",
+        "scores matched / total blocks, by the engines' KV events",
+        parameters=PrefixMatch,
+        not_in_force=frozenset(PrefixMatch.__struct_encode_fields__),
     ),
 )

@@ -8,7 +8,7 @@ from tests.scheduling.tables import candidates, request
 
 from inferway.model import BLIND, EXACT, STALE, Adapters
 from inferway.scheduling.prefix_source import ApproximatePrefixSource, PrecisePrefixSource
-from inferway.scheduling.scorers.load import (
+from inferway.scheduling.scorers import (
     ActiveRequest,
     KVCacheUtilization,
     LoadAware,
