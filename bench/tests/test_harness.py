@@ -11,7 +11,7 @@ import pytest
 from bench.tests.runs import a_run
 from click.testing import CliRunner, Result
 
-from inferway_bench.catalog import BENCHMARKS
+from inferway_bench.cli import benchmarks
 from inferway_bench.compare import compare, figures
 from inferway_bench.flags import flag
 from inferway_bench.harness import Benchmark
@@ -373,7 +373,7 @@ class TestPages:
             rendered(tmp_path, [SMALL])
 
 
-STORED = [one for one in BENCHMARKS if results_of(one.name, DOCS).is_file()]
+STORED = [one for one in benchmarks() if results_of(one.name, DOCS).is_file()]
 
 
 @pytest.mark.parametrize("one", STORED, ids=lambda one: str(one.name))

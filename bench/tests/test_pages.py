@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from inferway_bench.catalog import BENCHMARKS
+from inferway_bench.cli import benchmarks
 from inferway_bench.pages import marks, rendered, replaced
 from inferway_bench.processes import BenchError
 from inferway_bench.report import table_lines
@@ -47,7 +47,7 @@ def test_numbers_stand_to_the_right_of_the_names() -> None:
 
 @pytest.fixture(scope="module")
 def pages() -> dict[Path, str]:
-    return rendered(DOCS, BENCHMARKS)
+    return rendered(DOCS, benchmarks())
 
 
 def test_every_table_of_the_document_is_what_the_stored_results_say(

@@ -20,15 +20,11 @@ _SERVED = (*_DATA_PLANE, *_CHOICE, f"{_SRC}/fleet", f"{_SRC}/kv")
 
 # The file in docs/results, without its suffix -> the folders and files whose change can change it.
 MEASURED: dict[str, tuple[str, ...]] = {
-    "autoscale": (*_SIMULATED, f"{_BENCH}/autoscale", f"{_SRC}/telemetry"),
     "busy_holder": (*_CHOICE, f"{_SRC}/http/forward.py"),
-    "cells": _SIMULATED,
     "chaos": (f"{_SRC}/http", f"{_SRC}/upstream", f"{_SRC}/workers", *_INDEX),
-    "chat_overhead": _DATA_PLANE,
     "compatibility": (*_PROMPTS, *_INDEX),
     "continued": (f"{_SRC}/http", f"{_SRC}/openai_api", f"{_SRC}/routing"),
     "dataplane": _DATA_PLANE,
-    "director": (f"{_SRC}/routing", f"{_SRC}/kv/index", *_PROMPTS),
     "epp": ("src/inferway_llmd/ext_proc", f"{_SRC}/routing"),
     "fidelity": (f"{_SRC}/prompts",),
     "fleet_tokens": _PROMPTS,
@@ -36,10 +32,8 @@ MEASURED: dict[str, tuple[str, ...]] = {
     "index": _INDEX,
     "killed_prefill": (*_CHOICE, f"{_SRC}/http", f"{_SRC}/upstream"),
     "kv_transfer": _SIMULATED,
-    "legs": _DATA_PLANE,
     "peers": _SERVED,
     "peers_real": _SERVED,
-    "outages": (f"{_SRC}/http", f"{_SRC}/upstream", f"{_SRC}/fleet"),
     "policies": _SIMULATED,
     "policies_fleet": _SIMULATED,
     "policies_fleet_gateways": (*_SIMULATED, f"{_SRC}/replicas", f"{_SRC}/workers"),
@@ -49,21 +43,13 @@ MEASURED: dict[str, tuple[str, ...]] = {
         f"{_SRC}/kv/index/reuse.py",
     ),
     "prompts": _PROMPTS,
-    "ray": ("src/inferway_ray", *_CHOICE),
-    "ray_systems_1": ("src/inferway_ray", *_CHOICE),
     "resources": (f"{_SRC}/http", f"{_SRC}/upstream"),
     "scale": (*_INDEX, f"{_SRC}/fleet", f"{_SRC}/workers"),
-    "sessions": (f"{_SRC}/scheduling", f"{_BENCH}/sessions", f"{_BENCH}/simulate"),
-    "simulate": _SIMULATED,
-    "simulate_engines": _SIMULATED,
-    "simulate_seeds": _SIMULATED,
     "soak": _SERVED,
     "structured": ("structured/src",),
     "validate": (*_SIMULATED, "src/inferway_sim"),
-    "validate_real": _SIMULATED,
     "what_if": (*_SIMULATED, f"{_BENCH}/whatif"),
     "what_if_real": (*_SIMULATED, f"{_BENCH}/whatif"),
-    "workers": (*_DATA_PLANE, f"{_SRC}/workers"),
 }
 
 

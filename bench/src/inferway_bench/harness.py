@@ -181,21 +181,21 @@ class Benchmark(Generic[P]):
         if not path.is_dir():
             path.write_bytes(write_run(run))
             return
-        from inferway_bench.catalog import BENCHMARKS  # it imports this module
+        from inferway_bench.cli import benchmarks  # which imports this module
 
         results = pages.results_of(run.benchmark, path)
         results.parent.mkdir(exist_ok=True)
         results.write_bytes(write_run(run))
         self._stored_as(run).draw(run, results.parent, ("svg",))
-        pages.write(path, BENCHMARKS)
+        pages.write(path, benchmarks())
 
     def _stored_as(self, run: Run) -> Benchmark[Any]:
         """The benchmark that a run is stored as, whose chart is another one."""
         if run.benchmark == self.name:
             return self
-        from inferway_bench.catalog import BENCHMARKS  # it imports this module
+        from inferway_bench.cli import benchmarks  # which imports this module
 
-        return next((one for one in BENCHMARKS if one.name == run.benchmark), self)
+        return next((one for one in benchmarks() if one.name == run.benchmark), self)
 
 
 def _without_place(path: object) -> str:

@@ -2,7 +2,7 @@
 
 A `Table` shows the rows of one name, a line each. Titles, heads and notes may name the plan's
 fields and the run's facts: `"growth to {held_streams:,} streams"`. A table without rows is left
-out, and so is a column without values.
+out, and so is a column without values, or of a key that no row has.
 """
 
 from __future__ import annotations
@@ -131,12 +131,13 @@ def shown_tables(
         for i, (part, rows) in enumerate(parts):
             words = {**run.words, **part}
             noted = notes.pop(table.name, []) if i == len(parts) - 1 else []
-            heads, lines = _columns(table, rows, words)
+            keys = [key for key in table.keys if any(key in row.keys for row in rows)]
+            heads, lines = _columns(table, keys, rows, words)
             yield ShownTable(
                 table.title.format_map(words),
-                [*table.keys, *heads],
+                [*keys, *heads],
                 lines,
-                len(table.keys),
+                len(keys),
                 [*(note.format_map(words) for note in table.notes), *noted],
                 table.in_details,
             )
@@ -157,15 +158,15 @@ def split_by(
 
 
 def _columns(
-    table: Table, rows: Sequence[Row], words: Mapping[str, Any]
+    table: Table, keys: Sequence[str], rows: Sequence[Row], words: Mapping[str, Any]
 ) -> tuple[list[str], list[list[str]]]:
-    """The heads of the columns behind the keys, and the lines. Without `across` each row is a line
-    of its own, whatever its keys."""
+    """The heads of the columns behind the `keys`, and the lines. Without `across` each row is a
+    line of its own, whatever its keys."""
     spread: Sequence[Key | None] = [None]
     groups = [[row] for row in rows]
     if table.across:
         spread = list(dict.fromkeys(row.keys[table.across] for row in rows))
-        groups = [group for _, group in split_by(table.keys, rows)]
+        groups = [group for _, group in split_by(keys, rows)]
 
     def of(key: Key | None, some: Sequence[Row]) -> Iterator[Row]:
         return (row for row in some if key is None or row.keys[table.across] == key)
@@ -188,7 +189,7 @@ def _columns(
         found = [(next(of(key, group), None), column) for key, column in shown]
         lines.append(
             [
-                *(_key_cell(group[0].keys.get(key, "")) for key in table.keys),
+                *(_key_cell(group[0].keys.get(key, "")) for key in keys),
                 *("" if row is None else c.cell(row.values.get(c.name)) for row, c in found),
             ]
         )

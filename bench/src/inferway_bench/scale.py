@@ -143,7 +143,7 @@ def findings(
             "(decoding, order, digests, index) with the batches of all engines, and the production "
             "director with the default scheduling; the sockets that batches come by are measured "
             "apart. Not included: forwarding streamed answers, which `bench dataplane` measures, "
-            "and what a hub does for each of its workers' requests, which `bench workers` does.",
+            "and what a hub does for each of its workers' requests.",
             "",
             f"- the load: each engine answers {plan.requests:g} request a second of "
             f"{plan.prompt_tokens:,} tokens, stores {plan.new_blocks} new blocks for it and drops "

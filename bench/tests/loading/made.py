@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from inferway_bench.loading.samples import Sample
+from inferway_bench.loading.answers import Sample
 from inferway_bench.loading.workload import Session, Turn
 
 

@@ -9,9 +9,9 @@ import pytest
 from bench.tests.loading.made import session
 from bench.tests.loading.servers import Answer, Recording, serving
 
+from inferway_bench.loading.answers import Sample
 from inferway_bench.loading.client import Target
 from inferway_bench.loading.drive import Driven, Pacing, drive
-from inferway_bench.loading.samples import Sample
 from inferway_bench.loading.workload import Session
 
 

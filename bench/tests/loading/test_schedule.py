@@ -7,8 +7,7 @@ from itertools import count, pairwise
 import pytest
 from bench.tests.loading.made import session
 
-from inferway_bench.loading.schedule import first_times, interleaved, poisson
-from inferway_bench.loading.workload import Session
+from inferway_bench.loading.workload import Session, first_times, interleaved, poisson
 
 
 def endless(turns: int) -> object:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from inferway_bench.loading.windows import Windows, _percentile
+from inferway_bench.spread import Windows, _percentile
 
 
 def test_sums_are_of_the_window_in_which_something_was() -> None:

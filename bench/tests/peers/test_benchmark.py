@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from bench.tests.runs import a_run
 
-from inferway_bench.loading.samples import Sample
+from inferway_bench.loading.answers import Sample
 from inferway_bench.peers.benchmark import (
     OURS,
     PEERS,

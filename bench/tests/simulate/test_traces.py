@@ -8,8 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from inferway_bench.policies.repeated import repeated
-from inferway_bench.policies.requests import SimRequest, Workload
+from inferway_bench.policies.requests import SimRequest, Workload, repeated
 from inferway_bench.policies.traces import AZURE_HEAD, azure, read_trace
 from inferway_bench.processes import BenchError
 

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferway_bench.processes import BenchError
-from inferway_bench.whatif.figures import ReplayFigures
-from inferway_bench.whatif.size import holds, parse_slo, sized
+from inferway_bench.whatif.figures import ReplayFigures, holds, parse_slo, sized
 
 
 def told(p90: float) -> ReplayFigures:

@@ -6,8 +6,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferway_bench.whatif.figures import ReplayFigures
-from inferway_bench.whatif.words import sentence
+from inferway_bench.whatif.figures import ReplayFigures, sentence
 
 MEASURED = ReplayFigures(
     ttft_p50=300.0, ttft_p90=700.0, ttft_p99=1_500.0, ttft=400.0, cached=60.0, busy=40.0

@@ -123,12 +123,9 @@ def trivial_engine(model: str, log: Path, can_render: bool = False) -> Iterator[
         yield EngineAddress(url, endpoint.replace("*", "127.0.0.1"))
 
 
-def publish_events(
-    ready: Sequence[RunningRouter], model: str, on_step: OnStep, *, on_each: bool = False
-) -> None:
+def publish_events(ready: Sequence[RunningRouter], model: str, on_step: OnStep) -> None:
     """Let the engines of each router that matches events publish half of the long conversations
-    each, or with `on_each` all of them, until the router has them. Raises BenchError when it does
-    not come to have them."""
+    each, until the router has them. Raises BenchError when it does not come to have them."""
     prompts = EnginePrompts(model)
     sessions = conversations.sessions_without_last_turn(model)
     token_ids = [prompts.cached_token_ids(body) for body in sessions]
@@ -141,10 +138,8 @@ def publish_events(
 
         def matches(one: RunningRouter = one) -> bool:
             for i, ids in enumerate(token_ids):
-                body = msgspec.json.encode({"token_ids": ids})
-                for number, engine in enumerate(one.place.engines):
-                    if on_each or number == i % NUM_ENGINES:
-                        request(f"{engine.url}/bench/publish", body)
+                engine = one.place.engines[i % NUM_ENGINES]
+                request(f"{engine.url}/bench/publish", msgspec.json.encode({"token_ids": ids}))
             return one.router.matched_share(one.place, last_turn) > 0.9
 
         wait_until(matches, f"{one.router.label}: no match of what its engines published")

@@ -1,5 +1,5 @@
-"""Text of given lengths, and generated chats: sessions that grow turn by turn behind a few shared
-system prompts. Pure.
+"""Text of given lengths; generated chats: sessions that grow turn by turn behind shared prompts;
+and traces -> sessions: text of the lengths that the trace says, equal where its blocks are. Pure.
 
 Each of the words, with the space before it, is one token to GPT-2's, Llama 3's, Qwen's, DeepSeek's,
 SmolLM2's and other byte-level vocabularies (a test counts some), and drawn at random they repeat
@@ -10,11 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import count
 from random import Random
 
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
 from inferway_bench.loading.workload import Message, Session, Turn
+from inferway_bench.policies.requests import SimRequest, Workload
+from inferway_bench.processes import BenchError
 
 Range = tuple[int, int]  # least and most, drawn evenly
 
@@ -99,3 +105,59 @@ def _turns(spec: ChatSpec, seed: int, number: int, words: str) -> Iterator[Turn]
         if spec.given_answers:
             answer = text(answered, f"{words} session {number} answer {turn}")
         yield Turn(messages, fields, think if turn else 0.0, answer)
+
+
+def shortened(workload: Workload, most_tokens: int) -> Workload:
+    """Return the workload without its longer prompts, and without what follows them. Raises
+    BenchError if nothing is left."""
+    place: dict[int, int] = {}
+    kept: list[SimRequest] = []
+    for index, request in enumerate(workload.requests):
+        follows = request.follows if request.follows is None else place.get(request.follows)
+        is_orphan = request.follows is not None and follows is None
+        if request.prompt_tokens <= most_tokens and not is_orphan:
+            place[index] = len(kept)
+            kept.append(msgspec.structs.replace(request, follows=follows))
+    if not kept:
+        shortest = min(request.prompt_tokens for request in workload.requests)
+        raise BenchError(
+            f"--max-prompt-tokens {most_tokens}: leaves nothing of the trace; its shortest prompt "
+            f"has {shortest} tokens"
+        )
+    about = (
+        f"{workload.about}; {len(kept):,} of {len(workload.requests):,} requests, those of up to "
+        f"{most_tokens:,} tokens"
+    )
+    return Workload(workload.name, about, workload.block_tokens, kept, workload.grain)
+
+
+def traced(
+    workload: Workload, at: NDArray[np.float64], seed: str, force_length: bool = True
+) -> Iterator[Session]:
+    """Yield sessions in the order of `at`, the seconds at which requests come that follow none.
+    Requests that follow each other are one session, and each of its turns brings its whole prompt.
+    """
+    requests = workload.requests
+    following = {r.follows: i for i, r in enumerate(requests) if r.follows is not None}
+
+    def turns(index: int | None) -> Iterator[Turn]:
+        while index is not None:
+            request = requests[index]
+            fields: dict[str, object] = {"max_tokens": request.output_tokens}
+            if force_length:
+                fields["ignore_eos"] = True
+            yield Turn((), fields, request.think, prompt=partial(_message, workload, index, seed))
+            index = following.get(index)
+
+    firsts = [i for i, r in enumerate(requests) if r.follows is None]
+    for number, first in enumerate(sorted(firsts, key=lambda i: float(at[i]))):
+        yield Session(number, list(turns(first)), (float(at[first]),))
+
+
+def _message(workload: Workload, index: int, seed: str) -> dict[str, object]:
+    """As many words as the request has tokens: those of its blocks, and some that no other has."""
+    request, each = workload.requests[index], workload.block_tokens
+    parts = [block(each, f"{seed} {name}") for name in request.blocks]
+    rest = request.prompt_tokens - each * len(request.blocks)
+    parts.append(text(max(0, rest), f"{seed} rest {index}"))
+    return {"messages": [{"role": "user", "content": "".join(parts)}]}

@@ -14,10 +14,9 @@ import numpy as np
 import uvloop
 
 from inferway_bench.cpu import cpu_seconds, resident_bytes
-from inferway_bench.doubling import doubling_rate
+from inferway_bench.loading.answers import Sample
 from inferway_bench.loading.client import Target
 from inferway_bench.loading.drive import Driven, Pacing, drive, without_collections
-from inferway_bench.loading.samples import Sample
 from inferway_bench.loading.workload import Session
 from inferway_bench.peers.fleets import MODEL, Fleet
 from inferway_bench.peers.plan import Scenario
@@ -25,6 +24,7 @@ from inferway_bench.peers.workload import ChatSpec, chats
 from inferway_bench.processes import BenchError
 from inferway_bench.progress import OnStep
 from inferway_bench.routers import Router, RunningRouter, place_for, running_router, since
+from inferway_bench.spread import doubling_rate
 
 _TIMEOUT = 120.0  # seconds that an answer may take
 _SEARCH_SEED, _WARM_UP_SEED = 1_000, 2_000  # of chats that are not measured

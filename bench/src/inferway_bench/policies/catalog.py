@@ -13,18 +13,18 @@ from inferway.scheduling.config import build
 from inferway.scheduling.document import parse_config
 from inferway.scheduling.load import KV_AWARE, KnownTypes, load_scheduling
 from inferway.scheduling.profile import LeastLoaded
-from inferway_bench.policies.deaf import Memory
 from inferway_bench.policies.gateway import Policy, endpoints_of
-from inferway_bench.policies.oracle import Oracle
 from inferway_bench.policies.requests import CHARS_A_BLOCK
-from inferway_bench.policies.sharing import sharing_named
-from inferway_bench.policies.simple import (
+from inferway_bench.policies.rules import (
     Anywhere,
     CacheAware,
     ConsistentHash,
     InTwoLegs,
+    Memory,
+    Oracle,
     RoundRobin,
 )
+from inferway_bench.policies.sharing import sharing_named
 from inferway_bench.policies.simulate import MakePolicy, World
 from inferway_bench.processes import BenchError
 from inferway_llmd.scheduling.producers.approx_prefix_cache import ApproxPrefixCacheParameters
@@ -32,6 +32,7 @@ from inferway_llmd.scheduling.producers.sent_blocks import SentBlocks
 
 OURS = "expected-ttft"
 DEAF = "expected-ttft-deaf"
+FULL_ALONE = "expected-ttft-full-attention"  # of hybrid models its index knows this group alone
 ORACLE = "oracle"
 LLM_D = "llm-d-default"
 # Whether prompts are computed apart from where they are answered: see WITH_LEGS.
@@ -147,7 +148,12 @@ POLICIES: dict[str, MakePolicy] = {
     ORACLE: _oracle,
 }
 # "least-load" as `inferway serve` calls it
-_NAMED = {**POLICIES, "least-load": POLICIES["least-request"], NEVER: POLICIES[OURS]}
+_NAMED: dict[str, MakePolicy] = {
+    **POLICIES,
+    "least-load": POLICIES["least-request"],
+    NEVER: POLICIES[OURS],
+    FULL_ALONE: lambda world: replace(_expected_ttft(world), knows_groups=False),
+}
 
 
 def alone(policy: str) -> str:

@@ -53,15 +53,14 @@ class EngineSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_num_seqs: int = 256
     cache_tokens: int = 524_288
     request_seconds: float = 0.0  # from the gateway until it waits: HTTP, template, tokens
-    beside: float = 1.0  # times as long takes a step that begins while another engine computes
-    # Where other programs get the processors in turn: while another engine computes, each step that
+    # Where engines share processors: while another engine computes, each step that
     # computes prompts, and each other one, has so many pauses on average, which last for:
     prompt_pauses: float = 0.0
     decode_pauses: float = 0.0
     pause_seconds: float = 0.0  # on average; their lengths are distributed exponentially
     scatter: float = 0.0  # the standard deviation of the logarithm of a step's time
     # 1: prompts are computed beside the answers, one after the other, and hold up no step; see
-    # `beside.BesideEngine`.
+    # `BesideEngine`.
     prompts_beside: int = 0
     transfer_seconds: float = 0.005  # to fetch blocks of another engine, and for each token:
     transfer_token_seconds: float = 0.000005  # 128 kB at 25 GB/s
@@ -78,8 +77,6 @@ class EngineSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         said += f", plus {self.prefill_seconds * 1e6:.4g} µs for each computed prompt token"
         if self.attention_tokens:
             said += f" (twice that for one that attends to {self.attention_tokens:,} others)"
-        if self.beside != 1.0:
-            said += f"; it takes {self.beside:.4g} times as long while another engine computes"
         if self.pause_seconds:
             said += (
                 f"; while another engine computes, it pauses for {self.pause_seconds * 1e3:.4g} ms "
@@ -91,11 +88,6 @@ class EngineSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.prompts_beside:
             said += "; prompts are computed beside the answers and hold up no step"
         return said
-
-    @property
-    def is_slowed(self) -> bool:
-        """Whether other engines that compute make its steps longer."""
-        return self.beside != 1.0 or self.pause_seconds > 0.0
 
     @property
     def is_random(self) -> bool:
@@ -259,20 +251,22 @@ class Engine:
             return False
         seconds = spec.step_seconds + num_decoding * spec.decode_seconds + prompts
         seconds += self._context * spec.context_seconds
-        is_beside = bool(self.neighbours) and any(other.is_busy for other in self.neighbours)
-        if is_beside:
-            seconds *= spec.beside
         if spec.scatter:
-            seconds *= self._random.lognormvariate(-(spec.scatter**2) / 2, spec.scatter)
+            seconds *= self._scattered()
         self.version += 1
         self._start = now
         self._pure = not prompts
         self._num_steps = decoding[0][0] - self._step if self._pure else 1
-        if is_beside and spec.pause_seconds:
+        if spec.pause_seconds and any(other.is_busy for other in self.neighbours):
             seconds += self._paused() / self._num_steps
         self._step_seconds = seconds
         self.due = now + self._num_steps * seconds
         return True
+
+    def _scattered(self) -> float:
+        """How many times as long as usual something takes."""
+        scatter = self.spec.scatter
+        return self._random.lognormvariate(-(scatter**2) / 2, scatter)
 
     def _paused(self) -> float:
         """The seconds of all pauses in the stretch that begins."""
@@ -400,3 +394,119 @@ class Engine:
 def _context(request: SimRequest) -> int:
     """The tokens that a token of the answer looks at, on average."""
     return request.prompt_tokens + request.output_tokens // 2
+
+
+class BesideEngine(Engine):
+    """An engine whose prompts hold up no answer: they are computed one after the other, in the
+    order they came, beside the answers, as `inferway simulate --prefill-in-turn` does it. An
+    answer's gaps are set by how many are written when its first token comes. `plan` says when the
+    next token comes that begins or ends an answer, and `end` lets out what is due then."""
+
+    def __init__(
+        self, number: int, spec: EngineSpec, block_tokens: int, seed: float = 0.0,
+        cache: BlockCache | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(number, spec, block_tokens, seed, cache)
+        # heap of (when, index, whether it is the first token or the last, job)
+        self._pending: list[tuple[float, int, bool, Job]] = []
+        self._computed = 0.0  # when the prompt that was admitted last is
+        self._is_told = False  # who waits for `due` knows it
+
+    def add(self, job: Job, now: float) -> bool:
+        """Let a request wait from now on, or begin. Return whether `due` has changed."""
+        self.waiting.append(job)
+        return self.plan(now)
+
+    def add_fetched(self, job: Job, now: float) -> bool:
+        """Go on with a decode leg that has its blocks. Return whether `due` has changed."""
+        self.num_fetching -= 1
+        self._begin(job, now)
+        return self._set_due()
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._pending)
+
+    def plan(self, now: float) -> bool:
+        """Admit who waits and fits. Return whether `due` has changed."""
+        while self.waiting and self.num_running < self.spec.max_num_seqs:
+            job = self.waiting[0]
+            request = job.request
+            most = min((request.prompt_tokens - 1) // self._block_tokens, len(request.blocks))
+            extra = self._extra(request, job.leg)
+            reused = self.cache.admit(request.blocks, most, extra)
+            if reused is None:
+                break
+            self.waiting.popleft()
+            job.cached_blocks, job.extra = reused, extra
+            job.left = request.prompt_tokens - reused * self._block_tokens
+            if job.leg is Leg.DECODE:
+                self._fetch(job, now)
+            else:
+                self._begin(job, now)
+        self._tell()
+        return self._set_due()
+
+    def _begin(self, job: Job, now: float) -> None:
+        first = job.request.prompt_tokens - job.left
+        seconds = self.spec.prompt_seconds(first, job.request.prompt_tokens) * self._slowed()
+        self.prefilling.append(job)
+        self._computed = max(now, self._computed) + seconds
+        heappush(self._pending, (self._computed, job.index, True, job))
+
+    def _slowed(self) -> float:
+        """How many times as long something takes that begins now."""
+        return self._scattered() if self.spec.scatter else 1.0
+
+    def _set_due(self) -> bool:
+        """Return whether there is anything to come that nobody has been told of."""
+        pending = self._pending
+        if not pending or (pending[0][0] == self.due and self._is_told):
+            return False
+        self.due = pending[0][0]
+        self.version += 1
+        self._is_told = True
+        return True
+
+    def end(self) -> tuple[list[Job], list[Job]]:
+        """Let out what is due. Return the jobs whose first token came out, and those that have
+        ended; a job may be in both."""
+        first: list[Job] = []
+        ended: list[Job] = []
+        pending = self._pending
+        self._is_told = False
+        while pending and pending[0][0] <= self.due:
+            now, _, is_first, job = heappop(pending)
+            if not is_first:
+                self.decoding.remove((0, job.index, job))
+                ended.append(job)
+                continue
+            self.prefilling.remove(job)
+            first.append(job)
+            output = 1 if job.leg is Leg.PREFILL else job.request.output_tokens
+            if output > 1:
+                self.decoding.append((0, job.index, job))
+                self._write(job, now, output - 1)
+            else:
+                ended.append(job)
+        for job in ended:
+            if job.leg is not Leg.PREFILL:
+                self.cache.release(job.request.blocks, job.extra, job.request.answer_blocks)
+        self._tell()
+        return first, ended
+
+    def _write(self, job: Job, now: float, gaps: int) -> None:
+        spec, request = self.spec, job.request
+        context = request.prompt_tokens + request.output_tokens // 2
+        seconds = spec.step_seconds + len(self.decoding) * (
+            spec.decode_seconds + context * spec.context_seconds
+        )
+        seconds *= self._slowed()
+        for column, value in zip(self.gaps, (now, seconds, float(gaps)), strict=True):
+            column.append(value)
+        heappush(self._pending, (now + gaps * seconds, job.index, False, job))
+
+    def _tell(self) -> None:
+        waiting = len(self.waiting) + self.num_fetching
+        awaiting = len(self.prefilling) + waiting
+        self.told = Told(self.num_running, waiting, awaiting, self.cache.usage)

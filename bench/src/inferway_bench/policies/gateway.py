@@ -10,19 +10,16 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from inferway.fleet.table import RECENT_SECONDS
 from inferway.kv.index.speculative import SpeculativeOverlay
-from inferway.model import Adapters, Candidates, Column, Endpoint, Target
+from inferway.model import Column, Endpoint
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.openai_api.usage import Usage
-from inferway.scheduling.adapter_rows import AdapterRows
 from inferway.scheduling.expected_ttft.plugin import ExpectedTtft
 from inferway.scheduling.idle import idle
 from inferway.scheduling.plugin import (
@@ -32,11 +29,11 @@ from inferway.scheduling.plugin import (
     RequestOutcome,
 )
 from inferway_bench.policies.engine import Engine, Job, Leg
-from inferway_bench.policies.holders import Holders
 from inferway_bench.policies.requests import SimRequest
 from inferway_bench.policies.sharing import Post, Shared, SharingSpec
 
 _FEW = 16  # engines; more are sooner written at once
+_MANY = 12  # bits; from so many on numpy finds them sooner
 
 
 @dataclass(slots=True)
@@ -49,6 +46,7 @@ class Policy:
     following: Sequence[RequestListenerFactory] = ()
     sees_blocks: bool = False
     sees_truth: bool = False
+    knows_groups: bool = True  # of KV caches; False: what full attention holds counts as reusable
     endpoints: Sequence[Endpoint] = ()  # with their roles; empty: engines that hand over nothing
     sharing: SharingSpec | None = None  # with the other gateways; None: each is alone
 
@@ -61,6 +59,61 @@ class Policy:
     def learning(self) -> Sequence[ExpectedTtft]:
         """The plugins that learn, and can tell what."""
         return [each for each in self.producers if isinstance(each, ExpectedTtft)]
+
+
+class Holders:
+    """The holders of blocks: each block has the bits of its engines, so that a prompt is matched
+    with all of them at once, however many there are. An engine that holds a block holds all before
+    it."""
+
+    __slots__ = ("_masks",)
+
+    def __init__(self) -> None:
+        self._masks: dict[int, int] = {}
+
+    def add(self, engine: int, blocks: Iterable[int]) -> None:
+        masks, bit = self._masks, 1 << engine
+        for block in blocks:
+            masks[block] = masks.get(block, 0) | bit
+
+    def remove(self, engine: int, blocks: Iterable[int]) -> None:
+        """Forget blocks that the engine holds."""
+        masks, bit = self._masks, 1 << engine
+        for block in blocks:
+            left = masks[block] & ~bit
+            if left:
+                masks[block] = left
+            else:
+                del masks[block]
+
+    def match(self, blocks: Sequence[int]) -> dict[int, int]:
+        """Return how many of `blocks`, from the start, each engine holds that has any."""
+        held: dict[int, int] = {}
+        masks = self._masks
+        if not blocks:
+            return held
+        mask = masks.get(blocks[0], 0)
+        at = 1
+        while mask and at < len(blocks):
+            still = mask & masks.get(blocks[at], 0)
+            if still != mask:
+                _note(held, mask ^ still, at)
+                mask = still
+            at += 1
+        _note(held, mask, at)
+        return held
+
+
+def _note(held: dict[int, int], bits: int, count: int) -> None:
+    if bits.bit_count() > _MANY:
+        octets = np.frombuffer(bits.to_bytes(-(-bits.bit_length() // 8), "little"), np.uint8)
+        engines = np.unpackbits(octets, bitorder="little").nonzero()[0].tolist()
+        held.update(dict.fromkeys(engines, count))
+        return
+    while bits:
+        low = bits & -bits
+        held[low.bit_length() - 1] = count
+        bits ^= low
 
 
 class Feed:
@@ -103,26 +156,6 @@ class Feed:
         return overlay.extend(blocks, found)
 
 
-@dataclass(frozen=True, eq=False)
-class ServingRows:
-    """Those of a fleet's engines that get requests."""
-
-    rows: NDArray[np.intp]
-    endpoints: Sequence[Endpoint]  # in the order of the rows
-
-    def of(self, candidates: Candidates) -> Candidates:
-        """Return the table of these alone."""
-        return candidates.narrowed(self.rows, self.endpoints, self._places, self._adapters)
-
-    @cached_property
-    def _places(self) -> Mapping[int, int]:
-        return {endpoint.holder: place for place, endpoint in enumerate(self.endpoints)}
-
-    @cached_property
-    def _adapters(self) -> AdapterRows:
-        return AdapterRows([Adapters()] * len(self.endpoints))
-
-
 class Gateway:
     """One gateway. A shared `feed` has all gateways hear the same events at the same time."""
 
@@ -140,8 +173,6 @@ class Gateway:
         self._engines = engines
         self._fade = math.exp(-scrape_seconds / RECENT_SECONDS)
         self._shared: Shared | None = None  # None: it is alone
-        self.serving: ServingRows | None = None  # None: all of them
-        self.on_routed: Callable[[Candidates, Target], None] | None = None
 
     def join(self, post: Post, place: int, first: Gateway) -> None:
         """Tell the other gateways from now on, and hear them. It is number `place` of them, and
@@ -186,14 +217,10 @@ class Gateway:
             held = self.feed.with_coming(self.overlay, blocks, found)
             candidates.matched_blocks = candidates.weighted_matched_blocks = self._column(held)
             candidates.prompt_blocks = np.full(len(self._engines), float(most))
-        if self.serving is not None:
-            candidates = self.serving.of(candidates)
         for producer in policy.producers:
             producer.produce(llm, candidates)
         choice = policy.chooser.choose(llm, candidates)
         target = choice.targets[0]
-        if self.on_routed is not None:
-            self.on_routed(candidates, target)
         if choice.prefill:
             job.leg, job.decodes_on, target = Leg.PREFILL, target, choice.prefill[0]
         if policy.following:

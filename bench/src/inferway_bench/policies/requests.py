@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache, cached_property
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 import msgspec
 import numpy as np
@@ -22,6 +22,7 @@ CHARS_A_BLOCK = 8  # of the text that stands for a block, see `llm_request`
 _MANY_BLOCKS = 16**CHARS_A_BLOCK
 _IDS = np.zeros(1 << 18, np.uint32)  # for all prompts: nobody reads more than how many there are
 _IDS.setflags(write=False)
+_COPY = 1 << 40  # above all ids of blocks and sessions
 
 
 class SimRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,6 +110,59 @@ class Workload:
         return starts
 
 
+class _Copies(Sequence[SimRequest]):
+    """Request i is number i // copies of copy i % copies: all are in the order of `start`."""
+
+    def __init__(self, requests: Sequence[SimRequest], copies: int, most: int) -> None:
+        self._requests = requests
+        self._copies = copies
+        self._places = range(most)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @overload
+    def __getitem__(self, index: int) -> SimRequest: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[SimRequest]: ...
+    def __getitem__(self, index: int | slice) -> SimRequest | Sequence[SimRequest]:
+        if isinstance(index, slice):
+            return [self[i] for i in self._places[index]]
+        number, copy = divmod(self._places[index], self._copies)
+        request, shift = self._requests[number], copy * _COPY
+        follows = request.follows
+        return msgspec.structs.replace(
+            request,
+            blocks=tuple([block + shift for block in request.blocks]),
+            answer_blocks=tuple([block + shift for block in request.answer_blocks]),
+            session=request.session + shift,
+            follows=None if follows is None else follows * self._copies + copy,
+        )
+
+
+def repeated(workload: Workload, num_requests: int) -> Workload:
+    """Return this number of requests: the first of `workload`, or as many copies as it takes, side
+    by side.
+
+    Each copy's blocks and sessions are its own, as another group of users has them; its requests
+    keep their lengths, their order and their thinking. Copies begin within a session's usual
+    distance of each other (`Workload.grain`), drawn with the seed of the run. Nothing is made
+    before it is asked for.
+    """
+    requests = workload.requests
+    if num_requests <= len(requests):
+        return workload.part(num_requests)
+    copies = -(-num_requests // len(requests))
+    num_sessions = sum(request.follows is None for request in requests)
+    return Workload(
+        workload.name,
+        f"{workload.about}; {copies} copies side by side, each with blocks of its own",
+        workload.block_tokens,
+        _Copies(requests, copies, num_requests),
+        max(workload.grain, workload.seconds / num_sessions),
+    )
+
+
 def llm_request(request: SimRequest, index: int, block_tokens: int) -> LLMRequest:
     """Return a request as scheduling gets it. Its text has CHARS_A_BLOCK characters a block, also
     of an id that has more, so a plugin that compares text compares blocks."""
@@ -134,7 +188,7 @@ def llm_request(request: SimRequest, index: int, block_tokens: int) -> LLMReques
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """The means of a run's requests that count: times in ms, shares in %."""
+    """The means of a run's requests that count: times in ms, shares in %, tokens of a prompt."""
 
     ttft: float
     ttft_p50: float
@@ -143,6 +197,9 @@ class Figures(msgspec.Struct, frozen=True):
     itl: float
     itl_p99: float  # of all gaps between tokens
     cached: float
+    computed: float  # tokens of a prompt
+    overestimated: float  # requests of which more was believed to be reusable than was reused
+    excess: float  # tokens that were believed to be reusable, and were not
     two_legs: float  # requests
     cpu_seconds: float  # of the simulation
     cpu_us: float  # of each request
@@ -173,17 +230,22 @@ class Outcome:
         cached, believed = np.zeros((2, count), np.int64)
         return cls(ttft, latency, arrived, cached, believed, engine, ended, legs)
 
-    def judged(self, workload: Workload, rate: float, warm_up: float) -> NDArray[np.intp]:
-        """Return the requests that arrive behind the first share `warm_up` of the run, and before
-        its end."""
-        end = _end(workload, rate)
-        return np.flatnonzero((self.arrived >= warm_up * end) & (self.arrived <= end))
+    def put(self, places: Sequence[int], part: Outcome) -> None:
+        """Take over what became of some of the requests, but for the gaps."""
+        for field in fields(self):
+            values = getattr(self, field.name)
+            if isinstance(values, np.ndarray):
+                values[places] = getattr(part, field.name)
+        self.cpu_seconds += part.cpu_seconds
 
     def figures(self, workload: Workload, rate: float, warm_up: float = 0.0) -> Figures:
-        """Return the figures of the requests that are `judged`."""
-        end = _end(workload, rate)
-        judged = self.judged(workload, rate, warm_up)
+        """Return the figures of the requests that arrive behind the first share `warm_up` of the
+        run, and before its end."""
+        # the last request's time has been rounded
+        end = len(workload.requests) / rate * (1 + 1e-9)
+        judged = np.flatnonzero((self.arrived >= warm_up * end) & (self.arrived <= end))
         prompt = workload.columns.prompt_tokens[judged]
+        cached, believed = self.cached_tokens[judged], self.believed_tokens[judged]
         gaps = workload.columns.output_tokens[judged] - 1
         ttft = self.ttft[judged]
         p50, p90, p99 = np.percentile(ttft, (50, 90, 99)) * 1e3
@@ -195,8 +257,11 @@ class Outcome:
             ttft_p99=float(p99),
             itl=float(decoded.sum() / max(1, gaps.sum())) * 1e3,
             itl_p99=self._gap(0.99, warm_up * end, end) * 1e3,
+            cached=float(cached.sum() / prompt.sum()) * 100,
+            computed=float((prompt - cached).mean()),
+            overestimated=float((believed > cached).mean()) * 100,
+            excess=float(np.maximum(believed - cached, 0).mean()),
             two_legs=float(self.in_two_legs[judged].mean()) * 100,
-            cached=float(self.cached_tokens[judged].sum() / prompt.sum()) * 100,
             cpu_seconds=self.cpu_seconds,
             cpu_us=self.cpu_seconds / len(workload.requests) * 1e6,
         )
@@ -211,8 +276,3 @@ class Outcome:
         order = seconds.argsort()
         passed = count[order].cumsum()
         return float(seconds[order[passed.searchsorted(share * passed[-1])]])
-
-
-def _end(workload: Workload, rate: float) -> float:
-    """When a run ends, in seconds; the last request's time has been rounded."""
-    return len(workload.requests) / rate * (1 + 1e-9)

@@ -10,24 +10,17 @@ from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import msgspec
 
-from inferway.prompts.files.prepare import prepare_smollm2
 from inferway_bench.chats import default_data_dir
-from inferway_bench.engine_prompts import EnginePrompts
 from inferway_bench.flags import data_flag, flag
-from inferway_bench.peers.plan import REAL
-from inferway_bench.peers.workload import chats as written_chats
-from inferway_bench.policies.chats import ChatSpec, chats
 from inferway_bench.policies.engine import EngineSpec
-from inferway_bench.policies.repeated import repeated
-from inferway_bench.policies.requests import Workload
+from inferway_bench.policies.groups import HybridSpec
+from inferway_bench.policies.requests import Workload, repeated
 from inferway_bench.policies.simulate import FleetSpec
-from inferway_bench.policies.traces import FILES, read_trace, stored
+from inferway_bench.policies.traces import FILES, ChatSpec, chats, read_trace, stored
 from inferway_bench.processes import BenchError
-from inferway_bench.rows import load_run
-from inferway_bench.simulate.compared import as_workload
+from inferway_bench.rows import Key
 
 CHATS = "chats"
-PEERS_CHATS = "peers-chats"
 _UNSEEDED = ("mooncake", "azure")  # a seed changes only when their requests arrive
 _CONSTANTS = EngineSpec.__struct_fields__
 _LARGE = 100_000  # requests; from so many on one process at a time has the memory
@@ -39,6 +32,13 @@ class Setting(NamedTuple):
     trace: str  # as the plan names it
     engines: int
     gateways: int
+    cells: int = 0  # that the engines are divided into; 0: they are not
+    groups: str = ""  # of KV caches, if engines have several
+
+    @property
+    def keys(self) -> dict[str, Key]:
+        """The setting as a row names it."""
+        return {k: v for k, v in self._asdict().items() if v}
 
 
 class SimulatePlan(msgspec.Struct, frozen=True):
@@ -46,9 +46,8 @@ class SimulatePlan(msgspec.Struct, frozen=True):
 
     # fmt: off
     trace: Annotated[tuple[str, ...], flag(
-        "Replay this file, or mooncake, agentic or azure of --data, or chats, which are generated,"
-        " or peers-chats, those of inferway bench peers --real. FILE@TOKENS gives the engines KV"
-        " caches of this number of tokens.", metavar="FILE",
+        "Replay this file, or mooncake, agentic or azure of --data, or chats, which are generated."
+        " FILE@TOKENS gives the engines KV caches of this number of tokens.", metavar="FILE",
     )] = (CHATS,)
     engines: Annotated[tuple[int, ...], flag(
         "Simulate a fleet of this number of engines, each with the same load.", ge=1,
@@ -58,6 +57,16 @@ class SimulatePlan(msgspec.Struct, frozen=True):
         "Put this number of gateways before the fleet. Each knows its own requests, unless the"
         " policy has them told.", ge=1,
     )] = (1,)
+    cells: Annotated[tuple[int, ...], flag(
+        "Divide the engines evenly into this number of cells that know nothing of each other, each"
+        " with gateways of its own. A session stays in the cell that the hash of its name says.",
+        ge=1,
+    )] = ()
+    kv_groups: Annotated[tuple[str, ...], flag(
+        "Give engines these groups of KV caches, as --kv-groups of inferway simulate takes them;"
+        " with +eagle or +mtp behind them the last block of a hit is computed again.",
+        metavar="GROUPS",
+    )] = ()
     policy: Annotated[tuple[str, ...], flag(
         "Simulate this policy, of inferway serve --policy or of a peer. NAME+workers, NAME+load@MS"
         " and NAME+peers@MS have its gateways tell each other what they do.", metavar="NAME",
@@ -69,10 +78,7 @@ class SimulatePlan(msgspec.Struct, frozen=True):
         "Send requests at this share of --rate; without --rate, of the rate at which round-robin's"
         " mean TTFT doubles.", metavar="SHARE", gt=0,
     )] = ()
-    seeds: Annotated[int, flag(
-        "Simulate this number of seeds. From ten on, the tables say how many it takes to see a"
-        " difference.", ge=1,
-    )] = 1
+    seeds: Annotated[int, flag("Simulate this number of seeds.", ge=1)] = 1
     requests: Annotated[int | None, flag(
         "Simulate this number of requests. If the trace has fewer, copies of it run side by side,"
         " each with blocks of its own.", ge=1,
@@ -81,9 +87,6 @@ class SimulatePlan(msgspec.Struct, frozen=True):
         f"Set a constant of every engine. The keys are {', '.join(_CONSTANTS)}.",
         metavar="KEY=VALUE",
     )] = ()
-    like: Annotated[Path | None, flag(
-        "Simulate the engines that inferway bench validate --real --save FILE has measured.",
-    )] = None
     warm_up: Annotated[float, flag(
         "Do not count what arrives in this first share of a run.", ge=0, le=0.9,
     )] = 0.5
@@ -107,28 +110,37 @@ class SimulatePlan(msgspec.Struct, frozen=True):
         return self.processes or usual
 
     def settings(self) -> list[Setting]:
-        """Return every trace on every fleet."""
-        return [Setting(*each) for each in product(self.trace, self.engines, self.gateways)]
+        """Return every trace on every fleet. Raises BenchError when the engines cannot be divided
+        into cells."""
+        for engines, cells in product(self.engines, self.cells):
+            if engines % cells:
+                raise BenchError(f"--cells {cells}: it must divide the {engines} engines evenly")
+        each = (
+            self.trace,
+            self.engines,
+            self.gateways,
+            self.cells or (0,),
+            self.kv_groups or ("",),
+        )
+        return [Setting(*one) for one in product(*each)]
 
     def fleet(self, setting: Setting) -> FleetSpec:
-        """Return the fleet of a setting. Raises BenchError for a constant that does not exist, or
-        a file that is no validation of real engines."""
-        cache, constants = _split(setting.trace)[1], dict[str, Any]()
-        if self.like is not None:
-            facts = load_run(self.like).facts
-            if not facts.keys() >= {"step_seconds", "prefill_seconds"}:
-                raise BenchError(
-                    f"{self.like}: no constants of engines; fix: a file that inferway bench "
-                    "validate --real --save wrote"
-                )
-            constants = {name: facts[name] for name in _CONSTANTS if name in facts}
-        constants |= dict(word.partition("=")[::2] for word in self.engine)
+        """Return the fleet of a setting. Raises BenchError for a constant that does not exist."""
+        cache = _split(setting.trace)[1]
+        constants: dict[str, Any] = dict(word.partition("=")[::2] for word in self.engine)
         constants |= {"cache_tokens": cache} if cache else {}
         try:
             engine = msgspec.convert(constants, EngineSpec, strict=False)
         except msgspec.ValidationError as e:
             raise BenchError(f"--engine: {e}; the keys are {', '.join(_CONSTANTS)}") from e
-        return FleetSpec(setting.engines, self.slow, engine=engine, num_gateways=setting.gateways)
+        groups, _, speculation = setting.groups.partition("+")
+        return FleetSpec(
+            setting.engines,
+            self.slow,
+            engine=engine,
+            num_gateways=setting.gateways,
+            hybrid=HybridSpec(groups, speculation or "none") if groups else None,
+        )
 
     def workload(self, trace: str, seed: int) -> Workload:
         """Return the requests of a trace; what is drawn is drawn with the seed. Raises BenchError
@@ -159,16 +171,7 @@ def _workload(name: str, seed: int, requests: int | None, traces: Path) -> Workl
     if name == CHATS:
         most = ChatSpec().num_requests
         workload = chats(seed, ChatSpec(num_requests=min(requests or most, most)))
-    elif name == PEERS_CHATS:
-        sessions = written_chats(REAL.chats, seed, str(seed), rate=1.0)
-        workload = as_workload(sessions, _prompts(), REAL.engines.block_size)
     else:
         is_named = name in FILES and not Path(name).exists()
         workload = read_trace(stored(traces, name) if is_named else Path(name), seed)
     return workload if requests is None else repeated(workload, requests)
-
-
-@lru_cache(maxsize=1)
-def _prompts() -> EnginePrompts:
-    """Its threads end with the process."""
-    return EnginePrompts(str(prepare_smollm2()))

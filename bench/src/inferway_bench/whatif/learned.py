@@ -1,8 +1,14 @@
 """Records -> the constants of the engines that served them. Pure.
 
 They come from two places. What `expected-ttft` has learned while it served is in the recording; and
-requests that had an engine to themselves say what it takes (`simulate.fitting`). Which of the two
-tells the recorded times better is seen by simulating the requests on the engines they went to.
+requests that had an engine to themselves say what it takes. Which of the two tells the recorded
+times better is seen by simulating the requests on the engines they went to.
+
+    time to the first token = request + step + prefill * (tokens + pairs / attention)
+    time between two tokens = step + decode * requests that decode at once + context * their tokens
+
+where each of the tokens that are computed looks at those before it: pairs. Least squares over the
+medians of equal requests; no constant is less than nothing, and none is made of rounding errors.
 
 Engines that share processors make each other pause. That is seen where requests that had an engine
 to themselves took longer while others computed than those that had all engines to themselves.
@@ -10,26 +16,19 @@ to themselves took longer while others computed than those that had all engines 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from math import log
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import log, sqrt
+from statistics import median
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from inferway_bench.policies.engine import EngineSpec
 from inferway_bench.processes import BenchError
-from inferway_bench.simulate.fitting import (
-    First,
-    Tokens,
-    fit_pauses,
-    fit_prompts,
-    fit_tokens,
-    with_constants,
-)
-from inferway_bench.whatif.engines import Floats, Spans
 from inferway_bench.whatif.recorded import EngineFacts
-from inferway_bench.whatif.workload import MeasuredRequests, Replay, spans_of
+from inferway_bench.whatif.replay import Floats, MeasuredRequests, Replay, Spans, spans_of
 
 _ENOUGH = 30  # requests that had an engine to themselves
 _ENOUGH_OF_ONE = 20  # of an engine, to say that it is slower than others
@@ -40,6 +39,12 @@ _QUARTILES = 1.349  # deviations of a normal distribution between its quartiles
 _ALONE = 0.05  # answers that are written meanwhile, on average
 _APART, _TOGETHER = 0.1, 0.5  # requests on other engines meanwhile, on average: fewer, more
 _PAUSED = 0.1  # of the time to the first token, and more: else it is chance
+_USUAL = 0.95  # of requests: what the rest takes longer may be a pause
+_BEYOND_CHANCE = 3.0  # deviations
+_MOST_TIMES, _CLOSE = 4.0, 0.03
+# A constant that makes up less of the times than this, on average, was not measured: the solver's
+# rounding errors, which differ from CPU to CPU, reach 1e-13, and no clock tells so small a share.
+_SMALLEST_SHARE = 1e-6
 
 
 class Learned(NamedTuple):
@@ -254,3 +259,123 @@ def _factors(off: Floats, rows: np.ndarray, num_engines: int) -> tuple[float, ..
         middle = float(np.median(own)) if len(own) >= _ENOUGH_OF_ONE else 0.0
         found.append(round(float(np.exp(middle)), 3) if abs(middle) > _SLOWER else 1.0)
     return tuple(found)
+
+
+class First(NamedTuple):
+    """The beginning of one answer, on an engine with nothing else to do."""
+
+    cached: int  # tokens
+    prompt: int  # tokens
+    seconds: float
+
+
+class Tokens(NamedTuple):
+    """The tokens of answers of which `batch` are written at once."""
+
+    batch: int
+    context: int  # tokens before one of them, prompt and answer, on average
+    seconds: float  # from one to the next
+
+
+def with_constants(
+    like: EngineSpec, tokens: Sequence[float], prompts: Sequence[float]
+) -> EngineSpec:
+    """Return `like` with what `fit_tokens` and `fit_prompts` have found."""
+    step, decode, context = tokens
+    begin, each, pair = prompts
+    return msgspec.structs.replace(
+        like,
+        step_seconds=step,
+        decode_seconds=decode,
+        context_seconds=context,
+        prefill_seconds=each,
+        attention_tokens=round(each / pair) if pair > 0 else 0,
+        request_seconds=max(0.0, begin - step),
+    )
+
+
+def fit_times(waited: float, simulated: Callable[[float], float]) -> float:
+    """Return how many times as often engines that share a machine pause, so that the mean TTFT
+    which is `simulated` with it is `waited`, in seconds; 1 if it is longer without. Raises
+    BenchError when four times is not enough."""
+    low, high = 1.0, _MOST_TIMES
+    if simulated(high) < waited:
+        raise BenchError(
+            f"fitting: first tokens came after {waited * 1e3:,.0f} ms; with {high:g} times as many "
+            f"pauses it is {simulated(high) * 1e3:,.0f}"
+        )
+    while high - low > _CLOSE:
+        middle = (low + high) / 2
+        low, high = (middle, high) if simulated(middle) < waited else (low, middle)
+    return round(low, 3)
+
+
+class Pauses(NamedTuple):
+    """How often an engine pauses while others compute, and for how long, on average."""
+
+    number: float
+    seconds: float
+
+
+def fit_pauses(apart: NDArray[np.float64], together: NDArray[np.float64]) -> Pauses | None:
+    """Return what explains that requests came later than they should, in seconds, `together` with
+    others more often than `apart`; None if they hardly did. What is left of an exponentially
+    distributed pause is on average as long as all of it, so those that exceed what is usual apart
+    say how long one is, and the mean of all then says how many there are."""
+    more = max(0.0, float(together.mean() - apart.mean()))
+    usual = max(float(np.percentile(apart, _USUAL * 100)), more / 2)  # no pause is less, or few
+    longer = together[together > usual] - usual
+    chance, count = 1 - _USUAL, len(together)
+    if len(longer) < chance * count + _BEYOND_CHANCE * sqrt(chance * _USUAL * count):
+        return None
+    seconds = float(longer.mean())
+    return Pauses(more / seconds, seconds)
+
+
+def _by_case(firsts: Iterable[First]) -> dict[tuple[int, int], list[float]]:
+    """The seconds of equal requests."""
+    times: dict[tuple[int, int], list[float]] = {}
+    for first in firsts:
+        times.setdefault((first.cached, first.prompt), []).append(first.seconds)
+    return dict(sorted(times.items()))
+
+
+def fit_prompts(firsts: Iterable[First]) -> tuple[float, ...]:
+    """Return the seconds until a prompt is begun and its first token told, of each of its tokens
+    that is computed, and of each pair of such a token and one before it. Raises BenchError if too
+    little was measured."""
+    cases = _by_case(firsts)
+    if len(cases) < 3:
+        raise BenchError(f"fitting: prompts of {len(cases)} lengths; three are needed at least")
+    # the tokens that are computed, and the pairs of one of them and one before it
+    rows = [(1.0, p - c, (p * p - c * c) / 2) for c, p in cases]
+    times = [median(seconds) for seconds in cases.values()]
+    found = _least_squares(np.array(rows), np.array(times))
+    if found[1] <= 0:
+        raise BenchError("fitting: longer prompts did not take longer; fix: a quieter machine")
+    return found
+
+
+def fit_tokens(tokens: Sequence[Tokens]) -> tuple[float, ...]:
+    """Return the seconds of a step, of each request in it, and of each token that one looks at.
+    Raises BenchError if all were measured at one batch size."""
+    if len({one.batch for one in tokens}) < 2:
+        raise BenchError("fitting: tokens of one batch size; two are needed at least")
+    rows = [(1.0, one.batch, one.batch * one.context) for one in tokens]
+    return _least_squares(np.array(rows), np.array([one.seconds for one in tokens]))
+
+
+def _least_squares(rows: NDArray[np.float64], times: NDArray[np.float64]) -> tuple[float, ...]:
+    """As good a fit relative to each time as can be; a constant that would be negative, or too
+    small to have been measured, is left out and zero, the most negative first."""
+    weighed = rows / times[:, None]
+    kept = list(range(rows.shape[1]))
+    found = np.zeros(rows.shape[1])
+    while kept:
+        solved = np.linalg.lstsq(weighed[:, kept], np.ones(len(times)), rcond=None)[0]
+        shares = solved * weighed[:, kept].mean(axis=0)
+        if (shares >= _SMALLEST_SHARE).all():
+            found[kept] = solved
+            break
+        del kept[int(shares.argmin())]
+    return tuple(found.tolist())

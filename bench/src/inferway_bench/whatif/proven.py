@@ -28,11 +28,9 @@ from inferway_bench.progress import OnStep
 from inferway_bench.report import Better, Column, Table
 from inferway_bench.routers import Inferway, Place
 from inferway_bench.rows import Findings, Goal, Row, Run, Value
-from inferway_bench.simulate.processes import Processes
-from inferway_bench.whatif.cases import Selection, Variant
-from inferway_bench.whatif.figures import SHARES, ReplayFigures, error, measured_figures
-from inferway_bench.whatif.run import load, of_seeds, recorded_fleet
-from inferway_bench.whatif.words import mean
+from inferway_bench.simulate.run import Processes
+from inferway_bench.whatif.figures import SHARES, ReplayFigures, error, mean, measured_figures
+from inferway_bench.whatif.run import Selection, Variant, load, of_seeds, recorded_fleet
 
 PERCENT, POINTS = 10.0, 2.0  # how far off a prediction may be
 _JUDGED = ("ttft_p50", "ttft_p90", "cached")
@@ -149,7 +147,7 @@ def _record(plan: ProvenPlan, fleet: Fleet, router: Recorder, place: Path, on_st
 
 def _rows(plan: ProvenPlan, recordings: Sequence[Path], on_step: OnStep) -> Iterator[Row]:
     """A row for each recording and policy."""
-    measured = [measured_figures(load(Selection(each)).replay) for each in recordings]
+    measured = [measured_figures(load(Selection(each))) for each in recordings]
     processes = Processes(os.cpu_count() or 1, on_step)
     for recorded, directory in zip(plan.policy, recordings, strict=True):
         loaded = load(Selection(directory))

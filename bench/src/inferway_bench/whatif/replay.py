@@ -16,12 +16,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from inferway_bench.policies.requests import SimRequest, Workload
-from inferway_bench.whatif.engines import Floats, Spans
 from inferway_bench.whatif.recorded import Asked, Part, prompt_tokens
 
 _MOST_THINKING = 600.0  # seconds; who comes later has not waited for an answer
@@ -29,6 +29,49 @@ _USUAL_ANSWER = 16  # tokens, where nobody knows
 _PRIVATE = 1 << 40  # ids of blocks that nobody shares, above those of any recording
 _UNSEEN_SHARE = 0.01  # of the reused tokens, that no prompt of the recording had before
 _WARM_UP = 0.2  # of the requests, that then only fill caches
+
+Floats = NDArray[np.float64]
+
+
+class Spans(NamedTuple):
+    """The beginnings and the ends of intervals, each in order."""
+
+    starts: Floats
+    ends: Floats
+
+    @classmethod
+    def of(cls, starts: Floats, ends: Floats) -> Spans:
+        return cls(np.sort(starts), np.sort(ends))
+
+    def touching(self, since: Floats, until: Floats) -> NDArray[np.int64]:
+        """Return for each interval how many of these have begun before its end, and not ended by
+        its beginning; itself among them if it is one of them."""
+        begun = np.searchsorted(self.starts, until, "left")
+        ended = np.searchsorted(self.ends, since, "right")
+        return np.asarray(begun - ended, np.int64)
+
+    def mean(self, since: Floats, until: Floats) -> Floats:
+        """Return for each interval how many of these hold in it, on average over its time."""
+        held = self._integral(until) - self._integral(since)
+        return np.asarray(held / np.maximum(until - since, 1e-9), np.float64)
+
+    def _integral(self, at: Floats) -> Floats:
+        return _elapsed(self.starts, at) - _elapsed(self.ends, at)
+
+    def covered(self, since: float, until: float) -> float:
+        """Return the seconds between `since` and `until` in which at least one holds."""
+        starts = np.clip(self.starts, since, until)
+        ends = np.clip(self.ends, since, until)
+        # of sorted beginnings and ends, a gap is where as many have ended as begun
+        gaps = np.maximum(starts[1:] - ends[:-1], 0.0).sum() if len(starts) else 0.0
+        return float(ends[-1] - starts[0] - gaps) if len(starts) else 0.0
+
+
+def _elapsed(points: Floats, at: Floats) -> Floats:
+    """The sum of the seconds since all points before `at`."""
+    sums = np.concatenate(([0.0], points.cumsum()))
+    number = np.searchsorted(points, at, "right")
+    return np.asarray(number * at - sums[number], np.float64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +100,7 @@ class MeasuredRequests:
 class Replay:
     """A part of a recording as it is simulated. Engine `row` is number `row` of `names`."""
 
+    part: Part
     workload: Workload
     measured: MeasuredRequests
     names: Sequence[str]
@@ -103,7 +147,7 @@ def as_replay(part: Part) -> Replay:
             f"{held.unseen:.0%} of what engines reused is older than the recording, so its first "
             f"{_WARM_UP:.0%} only fills the caches and does not count"
         )
-    return Replay(workload, measured, names, [*part.notes, *notes])
+    return Replay(part, workload, measured, names, [*part.notes, *notes])
 
 
 def _measured(part: Part, names: Sequence[str]) -> tuple[MeasuredRequests, list[str]]:

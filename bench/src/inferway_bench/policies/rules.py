@@ -1,20 +1,26 @@
-"""Policies that know nothing of caches, or guess: models of peers' rules among them."""
+"""Policies that are no plugins of production: models of peers' rules, ours without KV events, and
+the oracle."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
+import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
-from inferway.model import Candidates, SchedulingResult, Target
+from inferway.model import Candidates, Headers, SchedulingResult, Target
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.scheduling.expected_ttft.legs import best_pair
 from inferway.scheduling.per_endpoint import PerEndpoint
-from inferway.scheduling.plugin import ProfileHandler
+from inferway.scheduling.pickers import MaxScore
+from inferway.scheduling.plugin import Picker, ProfileHandler, RequestListener
 from inferway.scheduling.roles import Roles, roles_of
+from inferway_bench.policies.engine import Engine, EngineSpec
+from inferway_bench.policies.requests import SimRequest
 from inferway_llmd.scheduling.producers.sent_blocks import SentBlocks
 
 
@@ -122,11 +128,94 @@ class InTwoLegs:
         return SchedulingResult(decode, prefill=tuple(prefill))
 
 
-@dataclass(frozen=True, slots=True)
-class Divided:
-    """Chooses for each session the engine that `rows` has for it."""
+@dataclass(slots=True)
+class Memory:
+    """Fills the columns that KV events would fill with what this gateway has sent to each engine,
+    as much of it as fits the engine's cache. Ours with it and ours with events differ by what
+    events buy."""
 
-    rows: Mapping[int, int]
+    block_tokens: int
+    sent: SentBlocks
+    _places: NDArray[np.intp] = field(default_factory=lambda: np.zeros(0, np.intp))
+    _version: int = -1  # of `sent`, that the places hold for
+
+    def produce(self, request: LLMRequest, candidates: Candidates) -> None:
+        blocks, sent = self._blocks(request), self.sent
+        if self._version != sent.version:
+            self._places = sent.places(endpoint.name for endpoint in candidates.endpoints)
+            self._version = sent.version
+        candidates.matched_blocks = candidates.weighted_matched_blocks = sent.held(blocks)[
+            self._places
+        ]
+        candidates.prompt_blocks = np.full(len(candidates.endpoints), float(len(blocks)))
+
+    def follow(
+        self, request: LLMRequest, candidates: Candidates, choice: SchedulingResult
+    ) -> RequestListener:
+        return _Sent(self.sent, self._blocks(request))
+
+    def _blocks(self, request: LLMRequest) -> Sequence[int]:
+        return request.prompts[self.block_tokens][0].block_keys
+
+
+@dataclass(slots=True)
+class _Sent(RequestListener):
+    sent: SentBlocks
+    blocks: Sequence[int]
+
+    def on_attempt(self, target: Target, now: float) -> Headers:
+        self.sent.add(target.endpoint.name, self.blocks)
+        return ()
+
+
+@dataclass(frozen=True, slots=True)
+class Oracle:
+    """Knows everything: true caches (`candidates.matched_blocks`), true queues, the true latency
+    model. It chooses the engine where the request's first token will come soonest, as
+    `expected-ttft` means to; it does not look further than that, so another policy may do better by
+    doing worse now."""
+
+    engines: Sequence[Engine]
+    requests: Sequence[SimRequest]
+    block_tokens: int
+    clock: Callable[[], float]
+    picker: Picker = field(default_factory=MaxScore)
 
     def choose(self, request: LLMRequest, candidates: Candidates) -> SchedulingResult:
-        return chosen(candidates, self.rows[int(request.header(b"x-session-id") or b"")])
+        now, size = self.clock(), self.block_tokens
+        asked = self.requests[int(request.request_id)]
+        tokens = asked.prompt_tokens
+        most = (tokens - 1) // size
+        scores = np.zeros(len(self.engines))
+        for row, held in enumerate(candidates.matched_blocks.tolist()):
+            reused = min(int(held), most)
+            scores[row] = -expected(self.engines[row], asked, tokens - reused * size, now)
+        return chosen(candidates, self.picker.pick(scores, 1)[0])
+
+
+def expected(engine: Engine, request: SimRequest, uncached_tokens: int, now: float) -> float:
+    """Return the seconds to the first token of `request`, if it is added now. They are exact on an
+    engine whose batch stays as it is and has room; requests that begin to decode meanwhile are left
+    out."""
+    spec = engine.spec
+    num_decoding = len(engine.decoding)
+    tokens, seconds = uncached_tokens, _seconds(spec, request, uncached_tokens)
+    for job in engine.prefilling:
+        tokens += job.left
+        seconds += _seconds(spec, job.request, job.left)
+    for job in engine.waiting:
+        tokens += job.expected_uncached
+        seconds += _seconds(spec, job.request, job.expected_uncached)
+    steps = -(-tokens // (spec.max_batched_tokens - num_decoding))
+    step_seconds = spec.step_seconds + num_decoding * spec.decode_seconds
+    seconds += steps * step_seconds
+    room = engine.steps_until_room(request)
+    if room:
+        own = spec.idle_ttft(request.prompt_tokens, request.prompt_tokens - uncached_tokens)
+        seconds = max(seconds, room * step_seconds + own)
+    return engine.step_remainder(now) + seconds
+
+
+def _seconds(spec: EngineSpec, request: SimRequest, left: int) -> float:
+    """For the last `left` tokens of a prompt."""
+    return spec.prompt_seconds(request.prompt_tokens - left, request.prompt_tokens)

@@ -1,0 +1,147 @@
+"""What simulations say of ours beside other policies, beside one gateway and beside the oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+from bench.tests.runs import a_run, unseen
+
+from inferway_bench.rows import Key, Row, Run, Value
+from inferway_bench.simulate.beside import (
+    OF_FLEETS,
+    OF_GATEWAYS,
+    OF_POLICIES,
+    Requirement,
+    goals,
+    losses,
+    with_ratios,
+)
+from inferway_bench.simulate.plan import SimulatePlan
+from inferway_bench.simulate.report import POLICIES_FLEET, POLICIES_GATEWAYS
+from inferway_bench.spread import Interval
+
+OURS = "expected-ttft"
+P90 = {
+    "round-robin": 3.0, "cache-aware": 1.6, "llm-d-default": 1.8, "kv-aware": 1.05, OURS: 1.0,
+    "oracle": 0.8,
+}  # fmt: skip
+SMALL = SimulatePlan(
+    engines=(3,), gateways=(1, 2), requests=200, rate=20.0, seeds=2, processes=1,
+    policy=(OURS, f"{OURS}+workers", "oracle"),
+)  # fmt: skip
+
+
+def row(policy: str, ttft: Sequence[float], *, trace: str = "mooncake", gateways: int = 1) -> Row:
+    """One workload at 75 %, a value for each seed."""
+    keys: dict[str, Key] = {
+        "trace": trace, "engines": 8, "gateways": gateways, "load": "75%", "policy": policy,
+    }  # fmt: skip
+    values: dict[str, Value] = {
+        "ttft": list(ttft), "ttft_p90": list(ttft), "cached": [25.0] * len(ttft),
+    }  # fmt: skip
+    return Row("simulations", keys, values, is_ours=policy == OURS)
+
+
+def run_of(*rows: Row) -> Run:
+    return a_run("policies", list(with_ratios(rows)))
+
+
+def all_policies(*, trace: str = "mooncake", gateways: int = 1, ours: float = 1.0) -> list[Row]:
+    return [
+        row(name, (value, 2 * value), trace=trace, gateways=gateways)
+        for name, value in {**P90, OURS: ours}.items()
+    ]
+
+
+def sharing(shared: str, times: float, *, trace: str = "mooncake") -> list[Row]:
+    """One gateway, and four that share, which take so many times as long."""
+    return [
+        row(OURS, (1.0, 3.0), trace=trace),
+        row(f"{OURS}+{shared}", (times, 3.0 * times), trace=trace, gateways=4),
+        row("oracle", (1.0, 3.0), trace=trace, gateways=4),
+    ]
+
+
+def judged(requirements: Sequence[Requirement], *rows: Row) -> list[tuple[str, bool]]:
+    return [(goal.found, goal.is_met) for goal in goals(requirements, run_of(*rows))]
+
+
+def test_the_worst_of_each_kind_is_what_ours_is_judged_by() -> None:
+    assert judged(OF_FLEETS, *all_policies(gateways=4)) == [("1.600", True), ("1.050", False)]
+
+
+@pytest.mark.parametrize(("gateways", "trace"), [(1, "mooncake"), (4, "mooncake@8388608")])
+def test_nothing_is_asked_of_one_gateway_or_of_caches_that_never_evict(
+    gateways: int, trace: str
+) -> None:
+    assert judged(OF_FLEETS, *all_policies(gateways=gateways, trace=trace)) == []
+
+
+def test_a_requirement_that_is_missed_is_said_to_be() -> None:
+    assert [met for _, met in judged(OF_POLICIES, *all_policies(ours=1.34))] == [True, True]
+    assert [met for _, met in judged(OF_POLICIES, *all_policies(ours=1.36))] == [False, True]
+
+
+def test_whoever_is_ahead_is_named() -> None:
+    rows = [row(OURS, (1.25, 2.5)), row("round-robin", (1, 2)), row("oracle", (2, 4))]
+
+    assert losses({"ttft": "mean TTFT"}, run_of(*rows)) == [
+        "mooncake, gateways: 1, load: 75%: the mean TTFT of round-robin is 0.800 (0.800 to 0.800) "
+        "times ours"
+    ]
+
+
+def test_the_page_says_where_events_pay() -> None:
+    text = POLICIES_FLEET.markdown(run_of(*all_policies()))
+
+    assert "at 75% of the rate, gateways: 1" in text
+    assert "| round-robin | 3.00 |" in text
+
+
+def test_seeds_are_compared_with_the_same_seeds_of_one_gateway_and_of_the_oracle() -> None:
+    one, shared, _ = with_ratios(sharing("workers", 1.5))
+
+    assert "one_ratio" not in one.values
+    assert shared.values["one_ratio"] == shared.values["oracle_ratio"] == Interval(1.5, 1.5, 1.5)
+
+
+def test_without_one_gateway_and_the_oracle_nothing_is_compared() -> None:
+    [only] = with_ratios([row(f"{OURS}+workers", (1.0, 3.0), gateways=4)])
+
+    assert only.values.keys() == {"ttft", "ttft_p90", "cached"}
+    assert judged(OF_GATEWAYS, only) == []
+
+
+@pytest.mark.parametrize(
+    ("shared", "times", "is_met"),
+    [("workers", 1.005, True), ("workers", 1.02, False), ("peers@20", 1.04, True),
+     ("peers@50", 1.06, False)],
+)  # fmt: skip
+def test_workers_must_be_as_good_as_one_and_gateways_nearly_as_the_oracle(
+    shared: str, times: float, is_met: bool
+) -> None:
+    assert judged(OF_GATEWAYS, *sharing(shared, times)) == [(f"{times:.3f}", is_met)]
+
+
+def test_nothing_is_asked_of_gateways_that_do_not_tell_their_prompts_or_have_short_ones() -> None:
+    assert judged(OF_GATEWAYS, *sharing("load@20", 1.2)) == []
+    assert judged(OF_GATEWAYS, *sharing("peers@20", 1.2, trace="azure@262144")) == []
+
+
+def test_a_run_whose_gateways_share_is_stored_apart_and_shows_both_ratios() -> None:
+    run = POLICIES_FLEET.run(SMALL, unseen)
+
+    assert run.benchmark == POLICIES_GATEWAYS.name
+    found = [(r.keys["gateways"], r.keys["policy"]) for r in run.select("simulations")]
+    assert found == [(1, OURS), (1, "oracle"), (2, OURS), (2, f"{OURS}+workers"), (2, "oracle")]
+    text = POLICIES_GATEWAYS.markdown(run)
+    assert "with the same policy (95 %), gateways: 2" in text
+    assert "Mean TTFT divided by the oracle's (95 %), gateways: 2" in text
+
+
+def test_a_run_whose_gateways_are_alone_is_that_of_the_fleet() -> None:
+    plan = msgspec.structs.replace(SMALL, gateways=(1,), policy=(OURS,), seeds=1)
+
+    assert POLICIES_FLEET.run(plan, unseen).benchmark == POLICIES_FLEET.name
