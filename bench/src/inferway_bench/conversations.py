@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from inferway_bench.packed import unpacked
+from inferway_bench.data_files import unpacked
 
 # Takes the place of the number that makes each request's last turn new; no text contains it.
 _MARK = "<<number>>"

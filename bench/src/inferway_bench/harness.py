@@ -1,7 +1,7 @@
 """From a benchmark to its command: its plan makes the flags, its rows make everything else.
 
 A benchmark is one file. It has a plan, a function that measures and returns `Findings`, and what is
-shown of them: tables, a chart and requirements. Its command writes JSON, tables, pictures and pages
+shown of them: tables and a chart. Its command writes JSON, tables, pictures and pages
 and compares runs; all of that is here.
 
     class RoutePlan(msgspec.Struct, frozen=True):
@@ -35,7 +35,7 @@ from inferway_bench.machine import command_line, this_machine
 from inferway_bench.plotting import Chart
 from inferway_bench.progress import OnStep, shown_progress
 from inferway_bench.report import Table, measured_lines, shown_tables
-from inferway_bench.rows import Findings, Goal, Run, load_run, write_run
+from inferway_bench.rows import Findings, Run, load_run, write_run
 
 P = TypeVar("P", bound=msgspec.Struct)
 
@@ -60,7 +60,6 @@ class Benchmark(Generic[P]):
     tables: Sequence[Table]
     chart: Chart | None = None
     quick: Mapping[str, Any] = field(default_factory=dict)  # fields of the plan with --quick
-    goals: Callable[[Run], list[Goal]] = _nothing  # what is required of a run, judged
     losses: Callable[[Run], list[str]] = _nothing  # sentences: where others are ahead, beyond noise
     glance: Callable[[Run], str] | None = None  # one table, for README.md, in markdown
     question: str = ""  # what the page's reader wants to know
@@ -97,7 +96,7 @@ class Benchmark(Generic[P]):
 
     def markdown(self, run: Run) -> str:
         """Return what the page of the benchmark has of a run: all tables, and the picture."""
-        shown = shown_tables(run, self.tables, self.goals(run))
+        shown = shown_tables(run, self.tables)
         lines = [*measured_lines(run), *run.about, *(line for s in shown for line in s.markdown())]
         if self.chart is not None:
             title = plotting.drawn(run, self.chart, "").title
@@ -114,7 +113,7 @@ class Benchmark(Generic[P]):
     def show(self, run: Run) -> None:
         """Print the tables on standard output, and below them what was noted and missed."""
         console = console_of()
-        for table in shown_tables(run, self.tables, self.goals(run)):
+        for table in shown_tables(run, self.tables):
             if table.in_details:
                 continue
             console.print(table.terminal())
@@ -138,7 +137,11 @@ class Benchmark(Generic[P]):
         own: list[click.Parameter] = list(flags.parameters(self.plan))
         if self.quick:
             own.insert(0, click.Option(["--quick"], is_flag=True, help=quick))
-        common = _common_options(pages.file_of(self.name))
+        common = [
+            option
+            for option in _common_options(pages.file_of(self.name))
+            if option.name != "plot" or self.chart is not None
+        ]
         title = "What is asked" if self.typed else "What is measured"
         measured = Section(title, f"{example}{' --quick' if self.quick else ''}")
         results = Section("Results", f"{example} --json")
@@ -150,7 +153,8 @@ class Benchmark(Generic[P]):
         )
 
     def _main(self, **given: Any) -> None:
-        output = {name: given.pop(name) for name in ("as_json", "save", "plot", "old", "tolerance")}
+        names = ("as_json", "save", "plot", "old", "tolerance")
+        output = {name: given.pop(name, None) for name in names}
         base = self.quick if given.pop("quick", False) else {}
         try:
             plan = self.plan(**{**base, **flags.given(given)})

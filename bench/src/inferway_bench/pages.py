@@ -35,7 +35,6 @@ def rendered(docs: Path, benchmarks: Sequence[Benchmark[Any]]) -> dict[Path, str
     stored = [(one, run) for one in benchmarks if (run := one.stored(docs)) is not None]
     sections = {
         "commands": _commands(benchmarks, {one.name for one, _ in stored}),
-        "bars": _requirements(stored),
         "losses": [
             f"- {one.name}, {_day(run)}: {loss}" for one, run in stored for loss in one.losses(run)
         ],
@@ -73,19 +72,6 @@ def _begun(path: Path, title: str, names: Iterable[str]) -> str:
     if path.is_file():
         return path.read_text()
     return "\n\n".join([f"# {title}", *("\n".join(marks(name)) for name in names)]) + "\n"
-
-
-def _requirements(stored: Stored) -> Iterator[str]:
-    goals = [
-        (f"{one.name}{', quick' * run.is_quick}", goal, _day(run))
-        for one, run in stored
-        for goal in one.goals(run)
-    ]
-    yield f"{sum(goal.is_met for _, goal, _ in goals)} of {len(goals)} requirements are met."
-    yield ""
-    head = ("benchmark", "figure", "required", "measured", "met", "date")
-    rows = ([name, *goal.cells, day] for name, goal, day in goals)
-    yield from table_lines(head, rows, num_left=6)
 
 
 def _day(run: Run) -> str:

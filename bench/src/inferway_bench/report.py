@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from rich.table import Table as TerminalTable
 
-from inferway_bench.rows import Goal, Key, Row, Run, Value
+from inferway_bench.rows import Key, Row, Run, Value
 from inferway_bench.spread import (
     Form,
     Interval,
@@ -120,11 +120,9 @@ class ShownTable:
         return table
 
 
-def shown_tables(
-    run: Run, tables: Iterable[Table], goals: Sequence[Goal] = ()
-) -> Iterator[ShownTable]:
-    """Yield each table of the run in words, and at last its requirements. What the benchmark has
-    noted of a table stands below its last part."""
+def shown_tables(run: Run, tables: Iterable[Table]) -> Iterator[ShownTable]:
+    """Yield each table of the run in words. What the benchmark has noted of a table stands below
+    its last part."""
     notes = dict(run.notes)
     for table in tables:
         parts = list(split_by(table.split, table.rows(run)))
@@ -141,9 +139,6 @@ def shown_tables(
                 [*(note.format_map(words) for note in table.notes), *noted],
                 table.in_details,
             )
-    if goals:
-        head = ("figure", "required", "measured", "met")
-        yield ShownTable("Requirements", head, [goal.cells for goal in goals], num_left=4)
 
 
 def split_by(

@@ -6,7 +6,7 @@ A stored run is JSON lines. The first says what ran on what; each further line i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
@@ -15,7 +15,7 @@ import msgspec
 
 from inferway_bench.machine import Machine
 from inferway_bench.processes import BenchError
-from inferway_bench.spread import Form, Interval, shown_number
+from inferway_bench.spread import Interval
 
 Key = str | int | float
 Value = float | str | list[float] | Interval | None
@@ -111,45 +111,6 @@ class Run(Findings, frozen=True, kw_only=True):
     def distinct(self, table: str, key: str) -> list[Key]:
         """Return the values that a key has in a table's rows, in the order they were measured."""
         return list(dict.fromkeys(r.keys[key] for r in self.select(table) if key in r.keys))
-
-
-class Goal(msgspec.Struct, frozen=True):
-    """A requirement on a benchmark, and whether the run meets it."""
-
-    what: str
-    asked: str
-    found: str
-    is_met: bool
-
-    @property
-    def cells(self) -> list[str]:
-        """The requirement as a line of a table."""
-        return [self.what, self.asked, self.found, "yes" if self.is_met else "**no**"]
-
-
-def goal(
-    what: str,
-    found: Interval | float | Sequence[float],
-    *,
-    most: float | None = None,
-    least: float | None = None,
-    form: Form = "{:,.2f}",
-    unit: str = "",
-) -> Goal:
-    """Return the requirement that `found` (an interval's value, the median of repeats) is at most
-    `most` and at least `least`. `unit` is written behind each number, with its space."""
-    if isinstance(found, Interval):
-        value, shown = found.value, found.shown(form)
-    else:
-        value = found if isinstance(found, int | float) else median(found)
-        shown = shown_number(value, form)
-    limits = [
-        f"{sign} {limit:,g}{unit}"
-        for sign, limit in (("≤", most), ("≥", least))
-        if limit is not None
-    ]
-    is_met = (most is None or value <= most) and (least is None or value >= least)
-    return Goal(what, " and ".join(limits), shown + unit, is_met)
 
 
 def write_run(run: Run) -> bytes:

@@ -5,21 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
-import pytest
 from bench.tests.runs import a_run, unseen
 
 from inferway_bench.rows import Key, Row, Run, Value
-from inferway_bench.simulate.beside import (
-    OF_FLEETS,
-    OF_GATEWAYS,
-    OF_POLICIES,
-    Requirement,
-    goals,
+from inferway_bench.simulate.plan import SimulatePlan
+from inferway_bench.simulate.report import (
+    POLICIES_FLEET,
+    POLICIES_GATEWAYS,
     losses,
     with_ratios,
 )
-from inferway_bench.simulate.plan import SimulatePlan
-from inferway_bench.simulate.report import POLICIES_FLEET, POLICIES_GATEWAYS
 from inferway_bench.spread import Interval
 
 OURS = "expected-ttft"
@@ -64,26 +59,6 @@ def sharing(shared: str, times: float, *, trace: str = "mooncake") -> list[Row]:
     ]
 
 
-def judged(requirements: Sequence[Requirement], *rows: Row) -> list[tuple[str, bool]]:
-    return [(goal.found, goal.is_met) for goal in goals(requirements, run_of(*rows))]
-
-
-def test_the_worst_of_each_kind_is_what_ours_is_judged_by() -> None:
-    assert judged(OF_FLEETS, *all_policies(gateways=4)) == [("1.600", True), ("1.050", False)]
-
-
-@pytest.mark.parametrize(("gateways", "trace"), [(1, "mooncake"), (4, "mooncake@8388608")])
-def test_nothing_is_asked_of_one_gateway_or_of_caches_that_never_evict(
-    gateways: int, trace: str
-) -> None:
-    assert judged(OF_FLEETS, *all_policies(gateways=gateways, trace=trace)) == []
-
-
-def test_a_requirement_that_is_missed_is_said_to_be() -> None:
-    assert [met for _, met in judged(OF_POLICIES, *all_policies(ours=1.34))] == [True, True]
-    assert [met for _, met in judged(OF_POLICIES, *all_policies(ours=1.36))] == [False, True]
-
-
 def test_whoever_is_ahead_is_named() -> None:
     rows = [row(OURS, (1.25, 2.5)), row("round-robin", (1, 2)), row("oracle", (2, 4))]
 
@@ -111,23 +86,6 @@ def test_without_one_gateway_and_the_oracle_nothing_is_compared() -> None:
     [only] = with_ratios([row(f"{OURS}+workers", (1.0, 3.0), gateways=4)])
 
     assert only.values.keys() == {"ttft", "ttft_p90", "cached"}
-    assert judged(OF_GATEWAYS, only) == []
-
-
-@pytest.mark.parametrize(
-    ("shared", "times", "is_met"),
-    [("workers", 1.005, True), ("workers", 1.02, False), ("peers@20", 1.04, True),
-     ("peers@50", 1.06, False)],
-)  # fmt: skip
-def test_workers_must_be_as_good_as_one_and_gateways_nearly_as_the_oracle(
-    shared: str, times: float, is_met: bool
-) -> None:
-    assert judged(OF_GATEWAYS, *sharing(shared, times)) == [(f"{times:.3f}", is_met)]
-
-
-def test_nothing_is_asked_of_gateways_that_do_not_tell_their_prompts_or_have_short_ones() -> None:
-    assert judged(OF_GATEWAYS, *sharing("load@20", 1.2)) == []
-    assert judged(OF_GATEWAYS, *sharing("peers@20", 1.2, trace="azure@262144")) == []
 
 
 def test_a_run_whose_gateways_share_is_stored_apart_and_shows_both_ratios() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from bench.tests.peers.test_run import RoundRobin
-from bench.tests.runs import a_run, unseen
+from bench.tests.runs import unseen
 
 from inferway.prompts.files.prepare import prepare_smollm2
 from inferway_bench.engine_prompts import EnginePrompts
@@ -20,9 +20,7 @@ from inferway_bench.policies.engine import EngineSpec
 from inferway_bench.policies.requests import SimRequest, Workload
 from inferway_bench.policies.simulate import FleetSpec
 from inferway_bench.processes import BenchError
-from inferway_bench.rows import Row
 from inferway_bench.simulate.validate import (
-    VALIDATE,
     ValidatePlan,
     as_workload,
     compared,
@@ -102,15 +100,6 @@ def test_both_are_judged_over_all_requests() -> None:
 def test_requests_that_failed_are_no_comparison(samples: list[Sample]) -> None:
     with pytest.raises(BenchError, match="requests failed"):
         of(samples)
-
-
-def test_a_simulation_whose_cached_share_is_off_is_said_to_be() -> None:
-    rows = [
-        Row("routers", {"router": name, "policy": "round-robin"}, {"cached_error": [1.0, error]})
-        for name, error in (("good", 2.9), ("bad", 3.2))
-    ]
-
-    assert [goal.is_met for goal in VALIDATE.goals(a_run("validate", rows))] == [True, False]
 
 
 @pytest.mark.slow

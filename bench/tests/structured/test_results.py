@@ -3,11 +3,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import pytest
 from bench.tests.runs import a_run
 
 from inferway_bench.rows import Findings, Run
-from inferway_bench.structured.benchmark import STRUCTURED, goals, rows_of, tally
+from inferway_bench.structured.benchmark import STRUCTURED, rows_of, tally
 from inferway_bench.structured.sample import Case, Instance
 
 RIGHT = {"seconds": 0.001, "taken": [True, False], "ordered": [True, False]}
@@ -34,9 +33,9 @@ def timed(answers: list[Mapping[str, Any]], **cpu_ms: float) -> list[Mapping[str
     return [{**one, "cpu_ms": cpu_ms} if "seconds" in one else one for one in answers]
 
 
-def run_of(check: float = 2.0) -> Run:
+def run_of() -> Run:
     answers = {name: timed(each, compile=10.0) for name, each in ANSWERS.items()}
-    answers["inferway"] = timed(ANSWERS["inferway"], check=check, verdict=50.0, compile=9.5)
+    answers["inferway"] = timed(ANSWERS["inferway"], check=2.0, verdict=50.0, compile=9.5)
     facts: Any = {"schemas": 4}
     return a_run("structured", Findings(rows=list(rows_of(CASES, answers)), facts=facts))
 
@@ -76,24 +75,11 @@ def test_a_schema_nobody_could_judge_in_time_is_not_right() -> None:
     assert rights == [0, 0, 1, 0]
 
 
-def test_gained_and_lost_are_schemas_that_one_alone_judges_rightly() -> None:
-    [row] = run_of().select("gained", instances="in schema order")
+def test_a_shapes_cpu_time_is_that_of_the_check_and_the_compile() -> None:
+    text = STRUCTURED.markdown(run_of())
 
-    assert row.keys["best library"] == "llguidance"
-    assert row.values == {"gained": 1, "lost": 0}
-
-
-@pytest.mark.parametrize(("check", "is_met"), [(2.0, True), (3.0, False)])
-def test_a_shapes_cpu_time_is_that_of_the_check_and_the_compile(check: float, is_met: bool) -> None:
-    run = run_of(check)
-
-    [found] = [goal for goal in goals(run) if "check + compile" in goal.what]
-
-    assert found.is_met is is_met
-    assert f"| check + compile, CPU time | inferway | {9.5 + check:.1f} |" in STRUCTURED.markdown(
-        run
-    )
-    assert "| verdict, CPU time | inferway | 50.0 | 50.0 | 50.0 |" in STRUCTURED.markdown(run)
+    assert "| check + compile, CPU time | inferway | 11.5 | 11.5 | 11.5 | 1.15 |" in text
+    assert "| verdict, CPU time | inferway | 50.0 | 50.0 | 50.0 |" in text
 
 
 def test_compiles_are_compared_on_schemas_that_both_compile() -> None:
@@ -110,10 +96,3 @@ def test_compiles_are_compared_on_schemas_that_both_compile() -> None:
     }
 
     assert compiles["compile, CPU time"].median("max") == 1.0
-
-
-def test_the_longest_mask_has_its_goal() -> None:
-    found = {goal.what: goal for goal in goals(run_of())}
-
-    assert found["mask, max"].found == "3.00 ms"
-    assert found["mask, max"].is_met

@@ -19,7 +19,7 @@ import msgspec
 from inferway.prompts.files.prepare import prepare_smollm2
 from inferway_bench import conversations
 from inferway_bench.cpu import resident_bytes
-from inferway_bench.dataplane.latency import CLIENT_SHARE, DIRECT, latencies
+from inferway_bench.dataplane.latency import CLIENT_SHARE, latencies
 from inferway_bench.dataplane.memory import memory_rows
 from inferway_bench.dataplane.testbed import (
     events_written,
@@ -45,12 +45,11 @@ from inferway_bench.routers import (
     chosen,
     versions,
 )
-from inferway_bench.rows import Findings, Goal, Key, Row, Run, Value
-from inferway_bench.spread import mean_interval, ratio_of_medians
+from inferway_bench.rows import Findings, Key, Row, Run, Value
+from inferway_bench.spread import ratio_of_medians
 
 PLAIN, SCORING = "inferway serve --no-scoring", "inferway serve"
-VLLM, VLLM_CACHE = "vllm-router round_robin", "vllm-router cache_aware"
-VLLM_KV, SGLANG = "vllm-router kv_aware", "sglang-router round_robin"
+VLLM, SGLANG = "vllm-router round_robin", "sglang-router round_robin"
 _LIGHT = (PLAIN, VLLM, SGLANG)  # those that do not look at prompts
 
 SHORT, LONG, STREAM = "0.7 kB chat", "8k-token chat", "stream of 500 chunks"
@@ -214,62 +213,6 @@ def _evidence(rows: Sequence[Row]) -> Iterator[str]:
         yield f"{router}{'' if is_alone else ', ' + ' and '.join(loads)}: {did}"
 
 
-def goals(run: Run) -> list[Goal]:
-    """Judge the requirements whose routers were measured."""
-    kv_aware = run.find("cpu", load=LONG, router=VLLM_KV)
-    has_tokenized = kv_aware is not None and "/render" in str(kv_aware.values["did"])
-    who_tokenizes = VLLM_KV if has_tokenized else VLLM_CACHE
-    streams = f"memory, growth to {run.plan['held_streams']:,} streams"
-    found = [
-        _cpu_goal(run, SHORT, PLAIN, VLLM, 0.5),
-        _cpu_goal(run, SHORT, PLAIN, SGLANG, 0.4),
-        _cpu_goal(run, LONG, SCORING, who_tokenizes, 1.0),
-        _cpu_goal(run, STREAM, PLAIN, VLLM, 0.5),
-        _latency_goal(run, "p50"),
-        _latency_goal(run, "p99"),
-        _memory_goal(run, "at_start", "memory at start, no tokenizer", VLLM),
-        _memory_goal(run, "growth", streams, VLLM),
-        _memory_goal(run, "growth", streams, SGLANG),
-    ]
-    return [goal for goal in found if goal is not None]
-
-
-def _cpu_goal(run: Run, load: str, ours: str, theirs: str, most: float) -> Goal | None:
-    mine = run.find("cpu", load=load, router=ours)
-    other = run.find("cpu", load=load, router=theirs)
-    if mine is None or other is None:
-        return None
-    ratio = ratio_of_medians(mine.repeats("cpu_us"), other.repeats("cpu_us"))
-    what = f"{load}, CPU per {'chunk' if load == STREAM else 'request'}"
-    return Goal(what, f"≤ {most:g} × {theirs}", ratio.shown(), ratio.value <= most)
-
-
-def _latency_goal(run: Run, percentile: str) -> Goal | None:
-    """Ours against the peer that adds least, paired: both were measured in the same repeats."""
-    column = f"added_{percentile}_us"
-    ours = run.find("latency", router=PLAIN)
-    peers = [row for row in run.select("latency") if row.keys["router"] not in (PLAIN, DIRECT)]
-    if ours is None or not peers:
-        return None
-    best = min(peers, key=lambda row: row.median(column))
-    pairs = zip(ours.repeats(column), best.repeats(column), strict=True)
-    above = mean_interval([mine - other for mine, other in pairs])
-    return Goal(
-        f"added latency {percentile} at {run.facts['rate']:,.0f}/s, µs above {best.keys['router']}",
-        "interval reaches 0",
-        above.shown("{:.0f}"),
-        above.low <= 0 and not any(ours.repeats("failed")),
-    )
-
-
-def _memory_goal(run: Run, column: str, what: str, peer: str) -> Goal | None:
-    ours, theirs = run.find("memory", router=PLAIN), run.find("memory", router=peer)
-    if ours is None or theirs is None:
-        return None
-    mine, other = ours.median(column), theirs.median(column)
-    return Goal(what, f"≤ 1 × {peer}", f"{mine:.0f} MiB beside {other:.0f}", mine <= other)
-
-
 def losses(run: Run) -> list[str]:
     """Name the peers that take less CPU time than ours does with all it does."""
     found = []
@@ -346,7 +289,6 @@ DATAPLANE = Benchmark(
         ],
     ),
     quick=_QUICK,
-    goals=goals,
     losses=losses,
     question="how much CPU time, latency and memory a router takes: Inferway and its peers",
     takes="20 minutes",

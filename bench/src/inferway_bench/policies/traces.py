@@ -13,7 +13,7 @@ from random import Random
 import msgspec
 import numpy as np
 
-from inferway_bench.packed import unpacked
+from inferway_bench.data_files import unpacked
 from inferway_bench.policies.requests import SimRequest, Workload
 from inferway_bench.processes import BenchError
 

@@ -1,12 +1,19 @@
 """`inferway bench simulate`, and `policies`, `policies-fleet`, `policies-hybrid` and `kv-transfer`,
-which are presets of it."""
+which are presets of it.
+
+Each row of the table "simulations" gets its figures divided by those of ours in the same case: the
+same trace on the same fleet at the same load. Rows of several gateways are also divided by what one
+gateway does, and by the oracle. Losses are read from these columns.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
+
+import msgspec
 
 from inferway_bench.harness import Benchmark
 from inferway_bench.plotting import Chart, Plot
@@ -26,23 +33,19 @@ from inferway_bench.policies.catalog import (
 from inferway_bench.processes import BenchError
 from inferway_bench.progress import OnStep
 from inferway_bench.report import Column, Table
-from inferway_bench.rows import Findings, Row
-from inferway_bench.simulate.beside import (
-    OF_FLEETS,
-    OF_GATEWAYS,
-    OF_LEGS,
-    OF_POLICIES,
-    SAID,
-    SAID_OF_LEGS,
-    goals,
-    losses,
-    with_ratios,
-)
+from inferway_bench.rows import Findings, Key, Row, Run, Value
 from inferway_bench.simulate.plan import SimulatePlan, preset
 from inferway_bench.simulate.run import simulated
+from inferway_bench.spread import Interval, mean_interval
 
 _TALL = 20_000  # ms; a policy that takes longer runs off the picture
 _FAR = 30  # times ours; the same
+COMPARED = ("ttft", "ttft_p50", "ttft_p90", "itl_p99", "cached", "computed")
+SAID = {"ttft": "mean TTFT", "ttft_p50": "p50 TTFT", "ttft_p90": "p90 TTFT"}
+SAID_OF_LEGS = {"ttft_p90": "p90 TTFT", "itl_p99": "inter-token p99"}
+
+
+_Case = frozenset[tuple[str, Key]]
 
 
 def measure(plan: SimulatePlan, on_step: OnStep) -> Findings:
@@ -84,6 +87,53 @@ def _about(plan: SimulatePlan) -> Iterator[str]:
             f"A transfer takes {fleet.engine.transfer_seconds * 1e3:g} ms, plus "
             f"{fleet.engine.transfer_token_seconds * 1e6:g} µs for each token."
         )
+
+
+def with_ratios(rows: Sequence[Row]) -> Iterator[Row]:
+    """Yield the rows of a run, with the ratios."""
+    found = {_case(row.keys): row for row in rows if row.table == "simulations"}
+    for row in rows:
+        values: dict[str, Value] = {}  # a ratio, or None
+        if row.table == "simulations":
+            ours = found.get(
+                _case(row.keys, policy=OURS), found.get(_case(row.keys, policy=LEARNED))
+            )
+            values = {f"{name}_ratio": ratio(row, ours, name) for name in COMPARED}
+            if row.keys["gateways"] != 1:
+                one = _case(row.keys, gateways=1, policy=alone(str(row.keys["policy"])))
+                oracle = found.get(_case(row.keys, policy=ORACLE))
+                values["one_ratio"] = ratio(row, found.get(one), "ttft_p90")
+                values["oracle_ratio"] = ratio(row, oracle, "ttft")
+        known = {name: value for name, value in values.items() if value is not None}
+        yield msgspec.structs.replace(row, values={**row.values, **known})
+
+
+def _case(keys: Mapping[str, Key], **others: Key) -> _Case:
+    return frozenset({**keys, **others}.items())
+
+
+def ratio(above: Row, below: Row | None, column: str) -> Interval | None:
+    """Return the mean of the seeds' ratios; None without one of the rows, or below zero's."""
+    if below is None or not below.values.get(column) or not above.values.get(column):
+        return None
+    pairs = list(zip(above.repeats(column), below.repeats(column), strict=True))
+    return mean_interval([a / b for a, b in pairs]) if all(b for _, b in pairs) else None
+
+
+def losses(said: Mapping[str, str], run: Run) -> list[str]:
+    """Return where a figure of another policy is less than that of ours, beyond chance."""
+    return [
+        f"{_words(row)}: the {words} of {row.keys['policy']} is {times.shown('{:.3f}')} times ours"
+        for row in run.select("simulations")
+        for column, words in said.items()
+        if isinstance(times := row.values.get(f"{column}_ratio"), Interval) and times.high < 1
+    ]
+
+
+def _words(row: Row) -> str:
+    others = {key: value for key, value in row.keys.items() if key not in ("policy", "engines")}
+    trace = others.pop("trace")
+    return ", ".join([str(trace), *(f"{key}: {value}" for key, value in others.items())])
 
 
 def _is_highest(row: Row) -> bool:
@@ -212,7 +262,6 @@ POLICIES = Benchmark(
         "trace": ("mooncake", "chats@65536"), "requests": 1_500, "gateways": (1,), "load": (0.75,),
         "seeds": 2, "bisections": 3,
     },
-    goals=partial(goals, OF_POLICIES),
     losses=partial(losses, {"ttft": SAID["ttft"]}),
     question="how the routing policy changes time to first token on a simulated fleet: Inferway's "
     "policies, those of its peers, and an oracle",
@@ -241,7 +290,6 @@ POLICIES_FLEET = replace(
     help="Compare policies in front of 16 equal engines behind 1 and 4 gateways in virtual time, "
     "with and without pressure on the caches.",
     plan=FleetPlan,
-    goals=partial(goals, OF_FLEETS),
     chart=Chart(
         f"Each workload at its highest load; ratios above {_FAR} are cut off",
         (
@@ -278,7 +326,6 @@ POLICIES_GATEWAYS = replace(
     POLICIES_FLEET,
     name="policies-fleet --gateways",
     tables=(_BESIDE_ONE, _BESIDE_ORACLE, TRACES, _BY_LOAD),
-    goals=partial(goals, OF_GATEWAYS),
     losses=lambda _: [],
     chart=Chart("Several gateways", (_AT_EACH_LOAD,), split=("trace",)),
     question="whether several gateways that tell each other what they do are as good as one",
@@ -341,7 +388,6 @@ HYBRID = replace(
         split=("groups",),
     ),
     quick={"requests": 500, "load": (0.5,), "seeds": 2},
-    goals=lambda _: [],
     losses=partial(losses, {name: SAID[name] for name in ("ttft_p50", "ttft_p90")}),
     question="how much it gains that the index knows all groups of KV caches of hybrid models",
     takes="6 minutes",
@@ -404,7 +450,6 @@ KV_TRANSFER = replace(
         split=("trace",),
     ),
     quick={"trace": ("azure",), "requests": 1_000, "load": (0.5,), "seeds": 2, "bisections": 3},
-    goals=partial(goals, OF_LEGS),
     losses=partial(losses, SAID_OF_LEGS),
     question="whether to move the cache: prefill and decode apart by expected milliseconds, never, "
     "always, or by a threshold",

@@ -22,13 +22,12 @@ from inferway.errors import SpecError
 from inferway.prompts.files.prepare import PACKAGED_SMOLLM2
 from inferway_bench.flags import flag
 from inferway_bench.harness import Benchmark
-from inferway_bench.plotting import Chart, Plot
 from inferway_bench.processes import BenchError, with_sources
 from inferway_bench.progress import OnStep
 from inferway_bench.report import Better, Column, Table
-from inferway_bench.rows import Findings, Goal, Row, Run, Value, goal
+from inferway_bench.rows import Findings, Row, Value
 from inferway_bench.structured.sample import Case, read
-from inferway_bench.structured.systems import BESIDE_ENGINE, OURS, SYSTEMS, VLLM, vocabulary_of
+from inferway_bench.structured.systems import BESIDE_ENGINE, OURS, SYSTEMS, vocabulary_of
 from inferway_bench.workers import JsonWorker, in_turn
 from inferway_structured.validate.json_schema_drafts import validator_of
 from inferway_structured.validate.schema_walk import pointer
@@ -131,7 +130,6 @@ def rows_of(cases: Sequence[Case], answers: Mapping[str, Sequence[Answer]]) -> I
         for name, tallied in tallies.items():
             keys = {"instances": how, "system": name}
             yield Row("kept", keys, _kept(tallied), is_ours=name == OURS)
-        yield from _gained(tallies, how)
     for name, each in answers.items():
         yield from _compile_rows(name, each, answers.get(LLGUIDANCE, each))
         us = [ns / 1000 for answer in each for ns in answer.get("mask_ns", ())]
@@ -175,20 +173,6 @@ def _kept(tallies: Sequence[Counter[str]]) -> dict[str, Value]:
         "invalid rejected": f"{total['invalid rejected']}/{total['invalid']}",
         **{name: total[name] for name in COUNTED},
     }
-
-
-def _gained(tallies: Mapping[str, Sequence[Counter[str]]], how: str) -> Iterator[Row]:
-    """What ours judges rightly and the best library does not, and the other way round."""
-    right = {
-        name: [one["all right"] for one in each] for name, each in tallies.items() if name != VLLM
-    }
-    ours = right.pop(OURS)
-    if right:
-        best = max(right, key=lambda name: sum(right[name]))
-        gained = sum(a > b for a, b in zip(ours, right[best], strict=True))
-        lost = sum(a < b for a, b in zip(ours, right[best], strict=True))
-        keys = {"instances": how, "best library": best}
-        yield Row("gained", keys, {"gained": gained, "lost": lost})
 
 
 def _compile_rows(
@@ -255,32 +239,6 @@ def _stands_there(steps: list[str | int], place: str, keyword: str) -> bool:
 # what is shown
 
 
-def goals(run: Run) -> Iterator[Goal]:
-    """Yield what is required, judged."""
-    num = float(run.facts["schemas"])
-    for row in run.select("gained"):
-        gained, lost = row.median("gained"), row.median("lost")
-        yield Goal(
-            f"schemas gained over the best library ({row.keys['best library']}), instances "
-            f"{row.keys['instances']}",
-            "≥ 2 % more than lost, lost ≤ 1 %",
-            f"{gained:.0f} gained, {lost:.0f} lost of {num:.0f}",
-            gained - lost >= 0.02 * num and lost <= 0.01 * num,
-        )
-    ours = run.select("kept", system=OURS)
-    yield goal("schemas compiled", 100 * ours[0].median("compiled") / num, least=97, unit=" %")
-    what = "schemas that accept an invalid instance and name no unenforced keyword"
-    yield goal(what, max(row.median("unnamed") for row in ours), most=0, form="{:.0f}")
-    for row in run.select("compile", system=OURS):
-        if TO_LLGUIDANCE in row.values:
-            what = f"{row.keys['step']}, p95 / llguidance's"
-            yield goal(what, row.median(TO_LLGUIDANCE), most=1.2, unit=" ×")
-    for row in run.select("masks", system=OURS):
-        yield goal("mask, p50", row.median("p50"), most=10, form="{:.1f}", unit=" µs")
-        for column, most_ms in (("p99.9", 5), ("max", 20)):
-            yield goal(f"mask, {column}", row.median(column) / 1000, most=most_ms, unit=" ms")
-
-
 def _time(name: str, unit: str) -> Column:
     return Column(name, better="lower", unit=unit)
 
@@ -300,12 +258,12 @@ TABLES = [
         split=["instances"],
     ),
     Table(
-        "gained", "Schemas that only Inferway judges rightly, and that only the best library does",
-        ["instances", "best library"], [_count("gained"), _count("lost")], in_details=True,
-    ),
-    Table(
         "compile", "Time of a compile, ms: CPU time of the schemas that llguidance compiles, too",
-        ["step", "system"], [_time(name, "ms") for name in ("p50", "p95", "max")],
+        ["step", "system"],
+        [
+            *(_time(name, "ms") for name in ("p50", "p95", "max")),
+            Column(TO_LLGUIDANCE, form="{:.2f}"),
+        ],
     ),
     Table(
         "masks", "Time of a mask, µs", ["system"],
@@ -323,18 +281,7 @@ STRUCTURED = Benchmark(
     "environment variable INFERWAY_VLLM_VENV names the virtual environment that has vLLM and "
     "xgrammar.",
     StructuredPlan, measure, TABLES,
-    Chart(
-        "{schemas} schemas",
-        [
-            Plot(
-                "compile", ["p50", "p95", "max"], by="system", y_label="compile, ms", log_y=True,
-                where=lambda row: row.keys["step"] == WALL,
-            ),
-            Plot("masks", list(PERCENTILES), by="system", y_label="mask, µs", log_y=True),
-        ],
-    ),
     quick={"compile_seconds": 2.0, "outlines_seconds": 1.0, "max_schemas": 20},
-    goals=lambda run: list(goals(run)),
     question="which real JSON schemas structured output enforces, and how fast, compared with four "
     "libraries",
     takes="half an hour",

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from inferway_bench.packed import unpacked
+from inferway_bench.data_files import unpacked
 from inferway_bench.processes import BenchError
 from inferway_structured.backends.schemas.nodes import Document, Node
 from inferway_structured.backends.schemas.shapes import takes

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
-from statistics import fmean
 from tempfile import TemporaryDirectory
 from typing import Annotated
 
@@ -27,12 +26,11 @@ from inferway_bench.processes import BenchError
 from inferway_bench.progress import OnStep
 from inferway_bench.report import Better, Column, Table
 from inferway_bench.routers import Inferway, Place
-from inferway_bench.rows import Findings, Goal, Row, Run, Value
+from inferway_bench.rows import Findings, Row, Value
 from inferway_bench.simulate.run import Processes
 from inferway_bench.whatif.figures import SHARES, ReplayFigures, error, mean, measured_figures
 from inferway_bench.whatif.run import Selection, Variant, load, of_seeds, recorded_fleet
 
-PERCENT, POINTS = 10.0, 2.0  # how far off a prediction may be
 _JUDGED = ("ttft_p50", "ttft_p90", "cached")
 _ENGINES = SimulatedEngines(
     engines=4, blocks=768, prefill_us_per_token=1000.0, inter_token_ms=10.0,
@@ -174,23 +172,6 @@ def _row(
     return Row("predictions", {"policy": policy, "recorded": recorded}, values)
 
 
-def _goals(run: Run) -> list[Goal]:
-    """Of every prediction."""
-    said = {"ttft_p50": "p50 TTFT", "ttft_p90": "p90 TTFT", "cached": "cached share"}
-    goals = []
-    for row in run.select("predictions"):
-        seen = row.keys["policy"] == row.keys["recorded"]
-        how = "replayed" if seen else f"predicted from a recording of {row.keys['recorded']}"
-        for name in _JUDGED:
-            most, unit = (POINTS, " points") if name in SHARES else (PERCENT, "%")
-            off = fmean(row.repeats(f"{name}_error"))
-            what = f"{row.keys['policy']}, {how}: error of the {said[name]}"
-            goals.append(
-                Goal(what, f"within {most:g}{unit}", f"{off:+.1f}{unit}", abs(off) <= most)
-            )
-    return goals
-
-
 def _figure(name: str, head: str, form: str) -> tuple[Column, ...]:
     better: tuple[Better, str] = ("higher", "%") if name in SHARES else ("lower", "ms")
     unit = "{:+.1f}" if name in SHARES else "{:+.1f}%"
@@ -236,7 +217,6 @@ PROVEN = Benchmark(
         ),
     ),
     quick={"minutes": 1.0, "seeds": 2},
-    goals=_goals,
     question="how close what-if comes to what another policy was then measured to do",
     takes="10 minutes",
     audience="user",

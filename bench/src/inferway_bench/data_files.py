@@ -1,4 +1,4 @@
-"""Files of a benchmark's input, which are packed or not."""
+"""Files of a benchmark's input: where the installed ones lie, and what is in one, packed or not."""
 
 from __future__ import annotations
 
@@ -8,6 +8,11 @@ from pathlib import Path
 
 _GZIP = b"\x1f\x8b"
 _XZ = b"\xfd7zXZ\x00"
+
+
+def default_data_dir() -> Path:
+    """Return the folder of the data that is installed with the benchmarks."""
+    return Path(__file__).with_name("data")
 
 
 def unpacked(path: Path) -> bytes:
