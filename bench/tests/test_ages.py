@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from inferway_bench.ages import MEASURED, Age, ages, lines
+from inferway_bench.pages import MEASURED, Age, ages, lines
 
 ROOT = Path(__file__).parents[2]
 

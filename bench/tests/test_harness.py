@@ -17,8 +17,7 @@ from inferway_bench.flags import flag
 from inferway_bench.harness import Benchmark
 from inferway_bench.pages import rendered, results_of
 from inferway_bench.plotting import Chart, Plot, drawn
-from inferway_bench.processes import BenchError
-from inferway_bench.progress import OnStep
+from inferway_bench.processes import BenchError, OnStep
 from inferway_bench.report import Column, Table, shown_tables
 from inferway_bench.rows import Findings, Row, load_run, read_run, write_run
 from inferway_bench.spread import Interval, three_digits

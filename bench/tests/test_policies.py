@@ -18,20 +18,30 @@ from inferway.openai_api.llm_request import LLMRequest
 from inferway.openai_api.requests import CompletionRequest
 from inferway.scheduling.idle import idle
 from inferway_bench.policies.cache import BlockCache
-from inferway_bench.policies.catalog import POLICIES, approximate, policy_named
-from inferway_bench.policies.engine import Engine, EngineSpec, Job
-from inferway_bench.policies.gateway import Feed, Gateway, Holders, Policy, endpoints_of
-from inferway_bench.policies.requests import Outcome, SimRequest, Workload, llm_request
-from inferway_bench.policies.rules import (
+from inferway_bench.policies.catalog import (
+    POLICIES,
     CacheAware,
     ConsistentHash,
     Memory,
     RoundRobin,
+    approximate,
     chosen,
     expected,
+    policy_named,
+)
+from inferway_bench.policies.engine import Engine, EngineSpec, Job
+from inferway_bench.policies.gateway import Feed, Gateway, Holders, Policy, endpoints_of
+from inferway_bench.policies.requests import (
+    AGENTIC_MOST,
+    ChatSpec,
+    Outcome,
+    SimRequest,
+    Workload,
+    chats,
+    llm_request,
+    read_trace,
 )
 from inferway_bench.policies.simulate import FleetSpec, World, simulate
-from inferway_bench.policies.traces import AGENTIC_MOST, ChatSpec, chats, read_trace
 from inferway_bench.processes import BenchError
 from inferway_llmd.scheduling.producers.sent_blocks import SentBlocks
 from inferway_sim.cache import KvCache, Run

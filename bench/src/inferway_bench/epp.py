@@ -22,12 +22,18 @@ import msgspec
 from inferway.prompts.files.prepare import prepare_smollm2
 from inferway_bench import conversations
 from inferway_bench.cpu import cpu_seconds
-from inferway_bench.dataplane.testbed import CHATS, in_turns, set_pace, trivial_engine
-from inferway_bench.dataplane.wrk import Load
+from inferway_bench.dataplane.testbed import CHATS, Load, in_turns, set_pace, trivial_engine
 from inferway_bench.flags import flag
 from inferway_bench.harness import Benchmark
-from inferway_bench.processes import BenchError, answers, free_port, get, running, wait_until
-from inferway_bench.progress import OnStep
+from inferway_bench.processes import (
+    BenchError,
+    OnStep,
+    answers,
+    free_port,
+    get,
+    running,
+    wait_until,
+)
 from inferway_bench.report import Column, Table
 from inferway_bench.routers import Counters, EngineAddress
 from inferway_bench.rows import Findings, Row

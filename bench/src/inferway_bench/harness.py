@@ -16,12 +16,14 @@ and compares runs; all of that is here.
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import click
 import msgspec
@@ -33,9 +35,12 @@ from inferway_bench import flags, pages, plotting
 from inferway_bench.compare import Comparison, compare, comparison_table
 from inferway_bench.machine import command_line, this_machine
 from inferway_bench.plotting import Chart
-from inferway_bench.progress import OnStep, shown_progress
+from inferway_bench.processes import OnStep
 from inferway_bench.report import Table, measured_lines, shown_tables
 from inferway_bench.rows import Findings, Run, load_run, write_run
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 P = TypeVar("P", bound=msgspec.Struct)
 
@@ -254,3 +259,31 @@ def console_of(*, stderr: bool = False) -> Console:
     if not console.is_terminal:
         console.width = _WIDE
     return console
+
+
+@contextmanager
+def shown_progress() -> Iterator[OnStep]:
+    """Show on standard error what is under way, if that is a terminal. Nothing is drawn between two
+    calls: a thread that draws would take time from what is measured."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TimeElapsedColumn(), BarColumn(20), TextColumn("{task.description}"))
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, auto_refresh=False) as shown:
+        yield _StepBar(shown)
+
+
+class _StepBar:
+    """Counts as it is told, or as the words say it (`short chat: round_robin, 3 of 7`)."""
+
+    def __init__(self, shown: Progress) -> None:
+        self._shown = shown
+        self._task = shown.add_task("starting", total=None)
+
+    def __call__(self, what: str, done: int | None = None, total: int | None = None) -> None:
+        counted = re.search(r"([\d,]+) of ([\d,]+)", what)
+        if total is None and counted is not None:
+            done, total = (int(number.replace(",", "")) for number in counted.groups())
+        self._shown.update(
+            self._task, description=what, completed=done or 0, total=total, refresh=True
+        )

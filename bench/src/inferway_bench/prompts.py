@@ -28,13 +28,10 @@ from inferway_bench import prompts_worker
 from inferway_bench.data_files import default_data_dir, unpacked
 from inferway_bench.flags import data_flag, flag
 from inferway_bench.harness import Benchmark
-from inferway_bench.processes import BenchError
-from inferway_bench.progress import OnStep
+from inferway_bench.processes import BenchError, JsonWorker, OnStep, in_turn, install_venv
 from inferway_bench.report import Column, Table
 from inferway_bench.rows import Findings, Key, Row, Value
 from inferway_bench.spread import ratio_of_medians, three_digits
-from inferway_bench.venvs import install_venv
-from inferway_bench.workers import JsonWorker, in_turn
 
 SYSTEMS = OURS, THEIRS = "Inferway", "transformers"
 TRANSFORMERS = "5.19.0"  # what vLLM 0.32 has

@@ -25,7 +25,7 @@ import xxhash
 import zmq
 
 from inferway.signals import listen
-from inferway_bench.engine_prompts import EnginePrompts
+from inferway_bench.conversations import EnginePrompts
 from inferway_bench.templates import FOLDER, JsonTemplates
 
 _SHORT_BYTES = 4096

@@ -6,6 +6,7 @@ from bench.tests.runs import a_run
 
 from inferway_bench.dataplane.benchmark import (
     DATAPLANE,
+    DIRECT,
     LONG,
     PLAIN,
     SCORING,
@@ -15,7 +16,6 @@ from inferway_bench.dataplane.benchmark import (
     VLLM,
     losses,
 )
-from inferway_bench.dataplane.latency import DIRECT
 from inferway_bench.rows import Findings, Row, Run, Value
 
 OURS = (PLAIN, SCORING)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from bench.tests.runs import unseen
 
-from inferway_bench.dataplane.latency import DIRECT, arrivals, latencies
+from inferway_bench.dataplane.benchmark import DIRECT, arrivals, latencies
 from inferway_bench.dataplane.testbed import trivial_engine
 from inferway_bench.routers import Inferway, RunningRouter, place_for
 

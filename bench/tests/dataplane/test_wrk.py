@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from inferway_bench.conversations import BodyTemplate
-from inferway_bench.dataplane.wrk import Load, checked, find_wrk, parse_output
+from inferway_bench.dataplane.testbed import Load, checked, find_wrk, parse_output
 from inferway_bench.processes import BenchError
 
 OUTPUT = """\

@@ -13,7 +13,7 @@ from inferway_bench.peers.benchmark import (
     losses,
     rows_of,
 )
-from inferway_bench.peers.measuring import Cell, figures
+from inferway_bench.peers.fleets import Cell, figures
 from inferway_bench.rows import Findings, Run
 
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from inferway_bench.loading.workload import Conversation, Session
-from inferway_bench.peers.workload import ChatSpec, chats
+from inferway_bench.peers.plan import ChatSpec, chats
 
 SPEC = ChatSpec(sessions=12, turns=4, systems=3, apart=4)
 
@@ -67,4 +67,4 @@ def test_what_the_assistant_said_is_part_of_the_workload() -> None:
     _, body = conversation.ask(session.turns[1], {"model": "m"})
 
     assert b"what an engine said" not in body
-    assert str(session.turns[0].answer).split(".")[0][:20].encode() in body
+    assert str(session.turns[0].answer).encode() in body

@@ -8,13 +8,13 @@ import msgspec
 from bench.tests.runs import a_run, unseen
 
 from inferway_bench.rows import Key, Row, Run, Value
-from inferway_bench.simulate.plan import SimulatePlan
 from inferway_bench.simulate.report import (
     POLICIES_FLEET,
     POLICIES_GATEWAYS,
     losses,
     with_ratios,
 )
+from inferway_bench.simulate.run import SimulatePlan
 from inferway_bench.spread import Interval
 
 OURS = "expected-ttft"

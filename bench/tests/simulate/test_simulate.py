@@ -18,14 +18,13 @@ from inferway_bench.policies.simulate import FleetSpec, World
 from inferway_bench.policies.simulate import simulate as run_fleet
 from inferway_bench.processes import BenchError
 from inferway_bench.rows import Run
-from inferway_bench.simulate.plan import Setting, SimulatePlan
 from inferway_bench.simulate.report import (
     POLICIES,
     SIMULATE,
     PoliciesPlan,
     simulate,
 )
-from inferway_bench.simulate.run import Task, perform
+from inferway_bench.simulate.run import Setting, SimulatePlan, Task, perform
 
 SMALL = SimulatePlan(
     engines=(3,), gateways=(2,), requests=400, rate=20.0, seeds=2, processes=1

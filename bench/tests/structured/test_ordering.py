@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from inferway_bench.structured.sample import in_schema_order
+from inferway_bench.structured.benchmark import in_schema_order
 
 AB: dict[str, Any] = {"properties": {"a": {}, "b": {}}}
 CASES: dict[str, tuple[Any, Any, Any]] = {

@@ -6,8 +6,7 @@ from typing import Any
 from bench.tests.runs import a_run
 
 from inferway_bench.rows import Findings, Run
-from inferway_bench.structured.benchmark import STRUCTURED, rows_of, tally
-from inferway_bench.structured.sample import Case, Instance
+from inferway_bench.structured.benchmark import STRUCTURED, Case, Instance, rows_of, tally
 
 RIGHT = {"seconds": 0.001, "taken": [True, False], "ordered": [True, False]}
 REFUSED = {"error": "no"}

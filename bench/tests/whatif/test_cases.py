@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferway_bench.processes import BenchError
-from inferway_bench.whatif.recorded import parse_time
+from inferway_bench.whatif.replay import parse_time
 from inferway_bench.whatif.run import (
     AS_RECORDED,
     Variant,

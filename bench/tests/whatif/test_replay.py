@@ -14,8 +14,7 @@ from inferway_bench.policies.simulate import FleetSpec
 from inferway_bench.processes import BenchError
 from inferway_bench.whatif.figures import ReplayFigures, error, measured_figures
 from inferway_bench.whatif.learned import fitted
-from inferway_bench.whatif.recorded import Asked, Recording, part_of
-from inferway_bench.whatif.replay import Replay, as_replay
+from inferway_bench.whatif.replay import Asked, Recording, Replay, as_replay, part_of
 from inferway_bench.whatif.run import AS_RECORDED, Variant, recorded_fleet, simulated
 
 REPLACE = msgspec.structs.replace

@@ -13,8 +13,7 @@ from tests.test_docs import documented_flags, flags
 
 from inferway_bench.policies.requests import Workload
 from inferway_bench.rows import Run, read_run
-from inferway_bench.whatif.recorded import part_of, read_recording
-from inferway_bench.whatif.replay import as_replay
+from inferway_bench.whatif.replay import as_replay, part_of, read_recording
 from inferway_bench.whatif.report import what_if
 from inferway_bench.whatif.run import recorded_fleet
 

@@ -15,13 +15,10 @@ from inferway.prompts.files.prepare import cache_dir
 from inferway_bench.flags import flag
 from inferway_bench.harness import Benchmark
 from inferway_bench.index.worker import OURS, PEER, PEER_ON_ONE, SHAPES
-from inferway_bench.processes import BenchError
-from inferway_bench.progress import OnStep
+from inferway_bench.processes import BenchError, OnStep, in_turn, install_venv, result_of
 from inferway_bench.report import Column, Table
 from inferway_bench.rows import Findings, Key, Row, Run, Value
 from inferway_bench.spread import median_interval, ratio_of_medians, three_digits
-from inferway_bench.venvs import install_venv
-from inferway_bench.workers import in_turn, result_of
 
 PEER_PACKAGE = "ai-dynamo-runtime==1.6.1"
 

@@ -23,7 +23,7 @@ import msgspec
 
 from inferway_bench.data_files import default_data_dir, unpacked
 from inferway_bench.loading.workload import Message, Session, Turn
-from inferway_bench.policies.traces import FILES, stored
+from inferway_bench.policies.requests import FILES, stored
 from inferway_bench.processes import BenchError
 
 _ROLES = {

@@ -36,10 +36,8 @@ from inferway_bench.loading.measured import (
 from inferway_bench.loading.plan import LoadPlan
 from inferway_bench.loading.workload import Session, first_times, interleaved, poisson
 from inferway_bench.plotting import Chart, Plot
-from inferway_bench.policies.requests import Workload
-from inferway_bench.policies.traces import read_trace
-from inferway_bench.processes import BenchError
-from inferway_bench.progress import OnStep
+from inferway_bench.policies.requests import Workload, read_trace
+from inferway_bench.processes import BenchError, OnStep
 from inferway_bench.report import Better, Column, Table
 from inferway_bench.rows import Findings
 from inferway_bench.spread import three_digits

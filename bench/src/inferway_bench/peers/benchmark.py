@@ -21,11 +21,10 @@ import msgspec
 
 from inferway_bench.flags import flag
 from inferway_bench.harness import Benchmark
-from inferway_bench.peers.fleets import real_engines, started
-from inferway_bench.peers.measuring import Cell, RouterTrials
+from inferway_bench.peers.fleets import Cell, RouterTrials, real_engines, started
 from inferway_bench.peers.plan import REAL, SIMULATED, LayersFlag, Scenario, VllmFlag
 from inferway_bench.plotting import Chart, Plot
-from inferway_bench.progress import OnStep
+from inferway_bench.processes import OnStep
 from inferway_bench.report import Column, Table, table_lines
 from inferway_bench.routers import OnlyFlag, PeersFlag, Router, all_routers, chosen, versions
 from inferway_bench.rows import Findings, Key, Row, Run, Value

@@ -21,10 +21,9 @@ import numpy as np
 from xxhash import xxh64_intdigest
 
 from inferway_bench.policies.engine import BesideEngine, Engine, EngineSpec, Job, Leg
-from inferway_bench.policies.gateway import Feed, Gateway, Policy
+from inferway_bench.policies.gateway import Feed, Gateway, Policy, Post
 from inferway_bench.policies.groups import GroupCache, GroupFeed, HybridSpec
 from inferway_bench.policies.requests import Outcome, SimRequest, Workload
-from inferway_bench.policies.sharing import Post
 from inferway_bench.processes import BenchError
 
 

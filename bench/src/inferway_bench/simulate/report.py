@@ -30,12 +30,10 @@ from inferway_bench.policies.catalog import (
     WITH_LEGS,
     alone,
 )
-from inferway_bench.processes import BenchError
-from inferway_bench.progress import OnStep
+from inferway_bench.processes import BenchError, OnStep
 from inferway_bench.report import Column, Table
 from inferway_bench.rows import Findings, Key, Row, Run, Value
-from inferway_bench.simulate.plan import SimulatePlan, preset
-from inferway_bench.simulate.run import simulated
+from inferway_bench.simulate.run import SimulatePlan, preset, simulated
 from inferway_bench.spread import Interval, mean_interval
 
 _TALL = 20_000  # ms; a policy that takes longer runs off the picture

@@ -18,22 +18,19 @@ import numpy as np
 
 from inferway.kv.blocks.keys import BlockHasher
 from inferway.prompts.files.prepare import prepare_smollm2
-from inferway_bench.engine_prompts import EnginePrompts
+from inferway_bench.conversations import EnginePrompts
 from inferway_bench.flags import flag
 from inferway_bench.harness import Benchmark
 from inferway_bench.loading.answers import Sample
 from inferway_bench.loading.workload import Conversation, Session
-from inferway_bench.peers.fleets import Fleet, simulated_fleet
-from inferway_bench.peers.measuring import standing
-from inferway_bench.peers.plan import Scenario, SimulatedEngines
-from inferway_bench.peers.workload import ChatSpec, chats
+from inferway_bench.peers.fleets import Fleet, simulated_fleet, standing
+from inferway_bench.peers.plan import ChatSpec, Scenario, SimulatedEngines, chats
 from inferway_bench.plotting import Chart, Plot
 from inferway_bench.policies.catalog import OURS, policy_named
 from inferway_bench.policies.engine import EngineSpec
 from inferway_bench.policies.requests import SimRequest, Workload
 from inferway_bench.policies.simulate import FleetSpec, simulate
-from inferway_bench.processes import BenchError
-from inferway_bench.progress import OnStep
+from inferway_bench.processes import BenchError, OnStep
 from inferway_bench.report import Column, Table
 from inferway_bench.routers import OnlyFlag, Router, all_routers, chosen
 from inferway_bench.rows import Findings, Row

@@ -27,8 +27,14 @@ from numpy.typing import NDArray
 
 from inferway_bench.policies.engine import EngineSpec
 from inferway_bench.processes import BenchError
-from inferway_bench.whatif.recorded import EngineFacts
-from inferway_bench.whatif.replay import Floats, MeasuredRequests, Replay, Spans, spans_of
+from inferway_bench.whatif.replay import (
+    EngineFacts,
+    Floats,
+    MeasuredRequests,
+    Replay,
+    Spans,
+    spans_of,
+)
 
 _ENOUGH = 30  # requests that had an engine to themselves
 _ENOUGH_OF_ONE = 20  # of an engine, to say that it is slower than others

@@ -17,13 +17,17 @@ import msgspec
 from inferway_bench.flags import flag
 from inferway_bench.harness import Benchmark
 from inferway_bench.loading.workload import Session
-from inferway_bench.peers.fleets import Fleet, real_engines, started
-from inferway_bench.peers.measuring import standing
-from inferway_bench.peers.plan import LayersFlag, RealEngines, SimulatedEngines, VllmFlag
-from inferway_bench.peers.workload import ChatSpec, chats
+from inferway_bench.peers.fleets import Fleet, real_engines, standing, started
+from inferway_bench.peers.plan import (
+    ChatSpec,
+    LayersFlag,
+    RealEngines,
+    SimulatedEngines,
+    VllmFlag,
+    chats,
+)
 from inferway_bench.plotting import Chart, Plot
-from inferway_bench.processes import BenchError
-from inferway_bench.progress import OnStep
+from inferway_bench.processes import BenchError, OnStep
 from inferway_bench.report import Better, Column, Table
 from inferway_bench.routers import Inferway, Place
 from inferway_bench.rows import Findings, Row, Value
@@ -36,7 +40,7 @@ _ENGINES = SimulatedEngines(
     engines=4, blocks=768, prefill_us_per_token=1000.0, inter_token_ms=10.0,
     time_factor_under_load=1.0,
 )  # fmt: skip
-_CHATS = ChatSpec(turns=6, systems=8, system_chars=1600, answer_tokens=16)
+_CHATS = ChatSpec(turns=6, systems=8, answer_tokens=16)
 _RATE, _REAL_RATE = 6.0, 1.5
 
 

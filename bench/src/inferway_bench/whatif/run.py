@@ -19,18 +19,16 @@ from inferway.model import Candidates, SchedulingResult
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.scheduling.load import POLICIES as SERVED
 from inferway_bench.flags import flag
-from inferway_bench.policies.catalog import LEARNED, OURS, policy_named
+from inferway_bench.policies.catalog import LEARNED, OURS, chosen, policy_named
 from inferway_bench.policies.engine import EngineSpec
 from inferway_bench.policies.gateway import Policy
 from inferway_bench.policies.requests import Workload
-from inferway_bench.policies.rules import chosen
 from inferway_bench.policies.simulate import FleetSpec, MakePolicy, simulate
 from inferway_bench.processes import BenchError
 from inferway_bench.simulate.run import Processes
 from inferway_bench.whatif.figures import ReplayFigures, error, measured_figures, simulated_figures
 from inferway_bench.whatif.learned import Learned, fit_times, fitted, from_costs
-from inferway_bench.whatif.recorded import parse_time, part_of, read_recording
-from inferway_bench.whatif.replay import Replay, as_replay
+from inferway_bench.whatif.replay import Replay, as_replay, parse_time, part_of, read_recording
 
 AS_RECORDED = "as-recorded"  # each request goes to the engine that it went to
 _HALVINGS = 8  # of a cache whose size nobody has told
