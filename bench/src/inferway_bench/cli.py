@@ -99,7 +99,7 @@ def docs(docs: Path) -> None:
 
     DOCS is the folder docs unless it is given. Nothing is measured.
     """
-    from inferway_bench import ages, pages
+    from inferway_bench import pages
 
     all_of_them = benchmarks()
     try:
@@ -109,7 +109,7 @@ def docs(docs: Path) -> None:
             run = benchmark.stored(docs)
             if run is not None:
                 benchmark.draw(run, docs / "results", ("svg",))
-        for line in ages.lines(ages.ages(docs)):
+        for line in pages.lines(pages.ages(docs)):
             click.echo(line)
     except InferwayError as e:
         raise click.ClickException(str(e)) from e

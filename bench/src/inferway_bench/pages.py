@@ -158,7 +158,6 @@ MEASURED: dict[str, tuple[str, ...]] = {
     "structured": ("structured/src",),
     "validate": (*_SIMULATED, "src/inferway_sim"),
     "what_if": (*_SIMULATED, f"{_BENCH}/whatif"),
-    "what_if_real": (*_SIMULATED, f"{_BENCH}/whatif"),
 }
 
 

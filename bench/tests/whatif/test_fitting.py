@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import exp
 
 import msgspec
-import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from inferway_bench.policies.catalog import policy_named
 from inferway_bench.policies.engine import EngineSpec
-from inferway_bench.policies.requests import SimRequest, Workload
-from inferway_bench.policies.simulate import FleetSpec, simulate
 from inferway_bench.processes import BenchError
 from inferway_bench.whatif.learned import (
     First,
     Tokens,
-    fit_pauses,
     fit_prompts,
-    fit_times,
     fit_tokens,
     with_constants,
 )
@@ -107,53 +98,3 @@ def test_too_few_measurements_are_refused() -> None:
         fit_prompts(firsts(TRUE)[:2])
     with pytest.raises(BenchError, match="two are needed"):
         fit_tokens(tokens(TRUE)[:1])
-
-
-def test_how_often_engines_pause_is_found_in_what_requests_waited() -> None:
-    def simulated(times: float) -> float:
-        return 0.1 + 0.05 * times
-
-    assert fit_times(simulated(2.5), simulated) == pytest.approx(2.5, abs=0.03)
-    assert fit_times(0.01, simulated) == 1.0
-    with pytest.raises(BenchError, match="first tokens came after 1,000 ms"):
-        fit_times(1.0, simulated)
-
-
-def test_engines_that_pause_do_so_while_another_one_computes() -> None:
-    engine = msgspec.structs.replace(TRUE, prompt_pauses=1.5, pause_seconds=0.1)
-    first = SimRequest(blocks=(1, 2), prompt_tokens=250, output_tokens=3, session=1)
-    later = SimRequest(blocks=(3, 4), prompt_tokens=250, output_tokens=3, session=2, start=1e-6)
-    both = Workload("both", "", 100, [first, later])
-    fleet = FleetSpec(num_engines=2, num_slow=0, engine=engine)
-
-    ttfts = [
-        simulate(both, both.own_rate, fleet, policy_named("round-robin"), seed).ttft
-        for seed in range(400)
-    ]
-
-    alone, beside = np.array(ttfts).T - TRUE.idle_ttft(250)
-    assert alone == pytest.approx(0, abs=1e-9)  # it began when nobody else computed
-    assert beside.mean() == pytest.approx(0.15, rel=0.2)
-    assert (beside < 1e-9).mean() == pytest.approx(exp(-1.5), abs=0.07)
-
-
-@settings(deadline=None, max_examples=30)
-@given(st.floats(0.3, 2.0), st.floats(0.05, 1.0), st.floats(0.001, 0.01), st.integers(0, 10**6))
-def test_pauses_are_found_again(number: float, seconds: float, scatter: float, seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    apart = rng.normal(0, scatter, 600)
-    paused = [rng.exponential(seconds, n).sum() for n in rng.poisson(number, 1_500)]
-    together = rng.normal(0, scatter, 1_500) + paused
-
-    found = fit_pauses(apart, together)
-
-    assert found is not None
-    assert found.number * found.seconds == pytest.approx(number * seconds, rel=0.25)
-    assert seconds * 0.8 < found.seconds < seconds * (1.3 + number / 2)  # some pause twice
-
-
-@given(st.integers(0, 10**6), st.integers(30, 2_000))
-def test_what_comes_by_chance_is_no_pause(seed: int, count: int) -> None:
-    rng = np.random.default_rng(seed)
-
-    assert fit_pauses(rng.normal(0, 1, 4_000), rng.normal(-0.5, 1, count)) is None

@@ -13,17 +13,11 @@ from inferway_bench.policies.requests import Workload
 from inferway_bench.policies.simulate import FleetSpec
 from inferway_bench.processes import BenchError
 from inferway_bench.whatif.figures import ReplayFigures, error, measured_figures
-from inferway_bench.whatif.learned import fitted
 from inferway_bench.whatif.replay import Asked, Recording, Replay, as_replay, part_of
 from inferway_bench.whatif.run import AS_RECORDED, Variant, recorded_fleet, simulated
 
 REPLACE = msgspec.structs.replace
 BESIDE = REPLACE(FLEET, engine=REPLACE(TRUE, prompts_beside=1, request_seconds=0.002))
-
-TWO = REPLACE(FLEET, num_engines=2)
-PAUSING = REPLACE(
-    TWO, engine=REPLACE(TRUE, prompt_pauses=0.6, decode_pauses=0.01, pause_seconds=0.08)
-)
 
 
 @pytest.fixture(scope="module")
@@ -71,32 +65,6 @@ def test_whether_prompts_hold_up_answers_is_seen_by_which_replays_better(
     assert found.spec.engine.prompts_beside == fleet.engine.prompts_beside
     assert found.spec.engine.prefill_seconds == pytest.approx(TRUE.prefill_seconds, rel=0.1)
     assert found.spec.engine.cache_tokens == TRUE.cache_tokens // 128 * 128
-
-
-@pytest.mark.slow
-def test_engines_that_make_each_other_pause_are_predicted(workload: Workload) -> None:
-    policies = ("expected-ttft", "round-robin")
-    found = {name: replay_of(recording(workload, name, PAUSING, 2.0)) for name in policies}
-    truths = {name: measured_figures(each) for name, each in found.items()}
-
-    for recorded in policies:
-        spec = recorded_fleet(found[recorded]).spec
-        for policy in policies:
-            errors = off(found[recorded], Variant(policy, policy, spec), truths[policy])
-
-            assert spec.engine.pause_seconds == pytest.approx(0.08, rel=0.35)
-            assert abs(errors["ttft_p50"]) < 15, (recorded, policy, errors)
-            assert abs(errors["ttft_p90"]) < 20, (recorded, policy, errors)
-
-
-@pytest.mark.parametrize("fleet", [FLEET, BESIDE, TWO], ids=["four", "beside the answers", "two"])
-@pytest.mark.parametrize("policy", ["expected-ttft", "round-robin"])
-def test_engines_that_do_not_slow_each_other_are_not_said_to_pause(
-    workload: Workload, fleet: FleetSpec, policy: str
-) -> None:
-    found = fitted(replay_of(recording(workload, policy, fleet, 2.0)), fleet.engine)
-
-    assert [each.engine.pause_seconds for each in found] == [0.0, 0.0]
 
 
 def test_an_engine_that_is_slower_than_the_others_is_found(workload: Workload) -> None:

@@ -6,9 +6,8 @@ prefill). A step takes
     step_seconds + decoding requests * decode_seconds + prompt tokens * prefill_seconds
 
 (a prompt token costs more the further back it looks, if `attention_tokens` is given, a token of an
-answer if `context_seconds` is; all of it takes longer where engines share a processor, or pauses,
-and may scatter), and a stretch of steps that only decode is one event, cut short when a request
-arrives.
+answer if `context_seconds` is; all of it may scatter), and a stretch of steps that only decode is
+one event, cut short when a request arrives.
 
 A request may come in two legs (NIXL in vLLM 0.32). The prefill leg ends with its first token, and
 its blocks stay in use until they have been fetched. The decode leg fetches what its engine does not
@@ -53,11 +52,6 @@ class EngineSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_num_seqs: int = 256
     cache_tokens: int = 524_288
     request_seconds: float = 0.0  # from the gateway until it waits: HTTP, template, tokens
-    # Where engines share processors: while another engine computes, each step that
-    # computes prompts, and each other one, has so many pauses on average, which last for:
-    prompt_pauses: float = 0.0
-    decode_pauses: float = 0.0
-    pause_seconds: float = 0.0  # on average; their lengths are distributed exponentially
     scatter: float = 0.0  # the standard deviation of the logarithm of a step's time
     # 1: prompts are computed beside the answers, one after the other, and hold up no step; see
     # `BesideEngine`.
@@ -77,22 +71,11 @@ class EngineSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         said += f", plus {self.prefill_seconds * 1e6:.4g} µs for each computed prompt token"
         if self.attention_tokens:
             said += f" (twice that for one that attends to {self.attention_tokens:,} others)"
-        if self.pause_seconds:
-            said += (
-                f"; while another engine computes, it pauses for {self.pause_seconds * 1e3:.4g} ms "
-                f"{self.prompt_pauses:.3g} times in a step that computes prompts, and "
-                f"{self.decode_pauses:.3g} times in another"
-            )
         if self.scatter:
             said += f"; step times have a standard deviation of {self.scatter:.1%}"
         if self.prompts_beside:
             said += "; prompts are computed beside the answers and hold up no step"
         return said
-
-    @property
-    def is_random(self) -> bool:
-        """Whether equal steps take different times."""
-        return self.scatter > 0.0 or self.pause_seconds > 0.0
 
     def slower(self, factor: float) -> EngineSpec:
         """Return an engine that is `factor` times as slow."""
@@ -163,7 +146,6 @@ class Engine:
         that of a model with one group."""
         self.number = number
         self.spec = spec
-        self.neighbours: Sequence[Engine] = ()  # who share its processor
         num_blocks = spec.cache_tokens // block_tokens
         self.cache = BlockCache(num_blocks) if cache is None else cache
         self.waiting: deque[Job] = deque()
@@ -257,8 +239,6 @@ class Engine:
         self._start = now
         self._pure = not prompts
         self._num_steps = decoding[0][0] - self._step if self._pure else 1
-        if spec.pause_seconds and any(other.is_busy for other in self.neighbours):
-            seconds += self._paused() / self._num_steps
         self._step_seconds = seconds
         self.due = now + self._num_steps * seconds
         return True
@@ -267,16 +247,6 @@ class Engine:
         """How many times as long as usual something takes."""
         scatter = self.spec.scatter
         return self._random.lognormvariate(-(scatter**2) / 2, scatter)
-
-    def _paused(self) -> float:
-        """The seconds of all pauses in the stretch that begins."""
-        spec, random = self.spec, self._random
-        number = self._num_steps * spec.decode_pauses if self._pure else spec.prompt_pauses
-        seconds, passed = 0.0, random.expovariate(1.0)
-        while passed < number:
-            seconds += random.expovariate(1 / spec.pause_seconds)
-            passed += random.expovariate(1.0)
-        return seconds
 
     def _chunk(self, job: Job, tokens: int) -> float:
         """The seconds that the next `tokens` of a prompt take; they are done with the step."""

@@ -60,31 +60,18 @@ class FleetSpec(msgspec.Struct, frozen=True):
             f"{self.event_delay * 1e3:g} ms after the step that caused them."
         )
 
-    def with_pauses(self, times: float) -> FleetSpec:
-        """Return the fleet with engines that pause so many times as often."""
-        engine = msgspec.structs.replace(
-            self.engine,
-            prompt_pauses=self.engine.prompt_pauses * times,
-            decode_pauses=self.engine.decode_pauses * times,
-        )
-        return msgspec.structs.replace(self, engine=engine)
-
     def engines(self, block_tokens: int, random: Random) -> list[Engine]:
         """Return the engines; the slow ones are drawn."""
         slow = set(random.sample(range(self.num_engines), self.num_slow))
         factors = [self.slow_factor if i in slow else 1.0 for i in range(self.num_engines)]
         factors[: len(self.factors)] = self.factors[: self.num_engines]
         specs = [self.engine.slower(f) if f != 1.0 else self.engine for f in factors]
-        seeds = [random.random() if spec.is_random else 0.0 for spec in specs]
+        seeds = [random.random() if spec.scatter else 0.0 for spec in specs]
         kind = BesideEngine if self.engine.prompts_beside else Engine
-        engines: list[Engine] = [
+        return [
             kind(i, specs[i], block_tokens, seeds[i], self._cache(block_tokens))
             for i in range(self.num_engines)
         ]
-        if self.engine.pause_seconds:
-            for engine in engines:
-                engine.neighbours = [one for one in engines if one is not engine]
-        return engines
 
     def feed(
         self, engines: Sequence[Engine], block_tokens: int, policies: Sequence[Policy]

@@ -9,15 +9,12 @@ times better is seen by simulating the requests on the engines they went to.
 
 where each of the tokens that are computed looks at those before it: pairs. Least squares over the
 medians of equal requests; no constant is less than nothing, and none is made of rounding errors.
-
-Engines that share processors make each other pause. That is seen where requests that had an engine
-to themselves took longer while others computed than those that had all engines to themselves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from math import log, sqrt
+from collections.abc import Iterable, Mapping, Sequence
+from math import log
 from statistics import median
 from typing import NamedTuple
 
@@ -32,7 +29,6 @@ from inferway_bench.whatif.replay import (
     Floats,
     MeasuredRequests,
     Replay,
-    Spans,
     spans_of,
 )
 
@@ -43,11 +39,6 @@ _FEW_TOKENS = 4  # of an answer: fewer say nothing of the time between them
 _SLOWER = log(1.1)  # and more: else it is chance
 _QUARTILES = 1.349  # deviations of a normal distribution between its quartiles
 _ALONE = 0.05  # answers that are written meanwhile, on average
-_APART, _TOGETHER = 0.1, 0.5  # requests on other engines meanwhile, on average: fewer, more
-_PAUSED = 0.1  # of the time to the first token, and more: else it is chance
-_USUAL = 0.95  # of requests: what the rest takes longer may be a pause
-_BEYOND_CHANCE = 3.0  # deviations
-_MOST_TIMES, _CLOSE = 4.0, 0.03
 # A constant that makes up less of the times than this, on average, was not measured: the solver's
 # rounding errors, which differ from CPU to CPU, reach 1e-13, and no clock tells so small a share.
 _SMALLEST_SHARE = 1e-6
@@ -83,80 +74,9 @@ def fitted(replay: Replay, like: EngineSpec) -> list[Learned]:
     engine = with_constants(like, _between(measured), prompts)
     begin, _, _ = prompts
     beside = msgspec.structs.replace(engine, prompts_beside=1, request_seconds=begin)
-    found = [
+    return [
         _scattered(each, firsts, measured.row[use], len(replay.names)) for each in (engine, beside)
     ]
-    paused = _paused(replay, engine, dict(zip(use.tolist(), firsts, strict=True)))
-    return [*found, paused] if paused is not None else found
-
-
-def _paused(replay: Replay, like: EngineSpec, firsts: Mapping[int, First]) -> Learned | None:
-    """The constants where engines make each other pause; None if they do not."""
-    measured = replay.measured
-    sent = measured.at + measured.waited
-    _, others = _company(measured, sent, measured.at + measured.ttft, len(replay.names))
-    apart = [i for i in firsts if others[i] < _APART]
-    together = [i for i in firsts if others[i] > _TOGETHER]
-    if min(len(apart), len(together)) < _ENOUGH:
-        return None
-    quiet = [firsts[i] for i in apart]
-    tokens = (like.step_seconds, like.decode_seconds, like.context_seconds)
-    try:
-        engine = with_constants(like, tokens, fit_prompts(quiet))
-    except BenchError:
-        return None
-    late, later = (
-        np.array([f.seconds - engine.idle_ttft(f.prompt, f.cached) for f in each])
-        for each in (quiet, [firsts[i] for i in together])
-    )
-    pauses = fit_pauses(late, later)
-    more = later.mean() - late.mean()
-    if pauses is None or more < _PAUSED * np.mean([firsts[i].seconds for i in together]):
-        return None
-    learned = _scattered(engine, quiet, measured.row[apart], len(replay.names))
-    paused = msgspec.structs.replace(
-        learned.engine,
-        prompt_pauses=round(pauses.number, 4),
-        decode_pauses=round(_more_between(measured, len(replay.names)) / pauses.seconds, 4),
-        pause_seconds=round(pauses.seconds, 4),
-    )
-    how = (
-        f"fitted to {len(apart):,} requests that had all engines to themselves, and "
-        f"{len(together):,} that had one of them"
-    )
-    return learned._replace(engine=paused, how=how)
-
-
-def _more_between(measured: MeasuredRequests, num_engines: int) -> float:
-    """By how many seconds a token of an answer that had an engine to itself came later, on average,
-    while another engine computed."""
-    first, end = measured.at + measured.ttft, measured.at + measured.latency
-    each = (measured.latency - measured.ttft) / np.maximum(measured.output - 1, 1)
-    own, others = _company(measured, first, end, num_engines)
-    use = (measured.output >= _FEW_TOKENS) & (own < 1 + _ALONE)
-    apart, together = each[use & (others < _APART)], each[use & (others > _TOGETHER)]
-    if min(len(apart), len(together)) < _ENOUGH:
-        return 0.0
-    return max(0.0, float(together.mean() - apart.mean()))
-
-
-def _company(
-    measured: MeasuredRequests, since: Floats, until: Floats, num_engines: int
-) -> tuple[Floats, Floats]:
-    """How many requests were on each one's engine meanwhile, itself among them, and how many on
-    other engines, on average; NaN where that is not known."""
-    own, others = np.full((2, len(measured.at)), np.nan)
-    rows = [spans_of(measured, row) for row in range(num_engines)]
-    spans = [each for _, *both in rows for each in both]
-    everyone = Spans.of(
-        np.concatenate([each.starts for each in spans]),
-        np.concatenate([each.ends for each in spans]),
-    )
-    for here, prompts, answers in rows:
-        during = since[here], until[here]
-        own[here] = prompts.mean(*during) + answers.mean(*during)
-        others[here] = everyone.mean(*during) - own[here]
-    return own, others
 
 
 def _scattered(
@@ -298,44 +218,6 @@ def with_constants(
         attention_tokens=round(each / pair) if pair > 0 else 0,
         request_seconds=max(0.0, begin - step),
     )
-
-
-def fit_times(waited: float, simulated: Callable[[float], float]) -> float:
-    """Return how many times as often engines that share a machine pause, so that the mean TTFT
-    which is `simulated` with it is `waited`, in seconds; 1 if it is longer without. Raises
-    BenchError when four times is not enough."""
-    low, high = 1.0, _MOST_TIMES
-    if simulated(high) < waited:
-        raise BenchError(
-            f"fitting: first tokens came after {waited * 1e3:,.0f} ms; with {high:g} times as many "
-            f"pauses it is {simulated(high) * 1e3:,.0f}"
-        )
-    while high - low > _CLOSE:
-        middle = (low + high) / 2
-        low, high = (middle, high) if simulated(middle) < waited else (low, middle)
-    return round(low, 3)
-
-
-class Pauses(NamedTuple):
-    """How often an engine pauses while others compute, and for how long, on average."""
-
-    number: float
-    seconds: float
-
-
-def fit_pauses(apart: NDArray[np.float64], together: NDArray[np.float64]) -> Pauses | None:
-    """Return what explains that requests came later than they should, in seconds, `together` with
-    others more often than `apart`; None if they hardly did. What is left of an exponentially
-    distributed pause is on average as long as all of it, so those that exceed what is usual apart
-    say how long one is, and the mean of all then says how many there are."""
-    more = max(0.0, float(together.mean() - apart.mean()))
-    usual = max(float(np.percentile(apart, _USUAL * 100)), more / 2)  # no pause is less, or few
-    longer = together[together > usual] - usual
-    chance, count = 1 - _USUAL, len(together)
-    if len(longer) < chance * count + _BEYOND_CHANCE * sqrt(chance * _USUAL * count):
-        return None
-    seconds = float(longer.mean())
-    return Pauses(more / seconds, seconds)
 
 
 def _by_case(firsts: Iterable[First]) -> dict[tuple[int, int], list[float]]:

@@ -17,15 +17,8 @@ import msgspec
 from inferway_bench.flags import flag
 from inferway_bench.harness import Benchmark
 from inferway_bench.loading.workload import Session
-from inferway_bench.peers.fleets import Fleet, real_engines, standing, started
-from inferway_bench.peers.plan import (
-    ChatSpec,
-    LayersFlag,
-    RealEngines,
-    SimulatedEngines,
-    VllmFlag,
-    chats,
-)
+from inferway_bench.peers.fleets import Fleet, standing, started
+from inferway_bench.peers.plan import ChatSpec, SimulatedEngines, chats
 from inferway_bench.plotting import Chart, Plot
 from inferway_bench.processes import BenchError, OnStep
 from inferway_bench.report import Better, Column, Table
@@ -41,23 +34,17 @@ _ENGINES = SimulatedEngines(
     time_factor_under_load=1.0,
 )  # fmt: skip
 _CHATS = ChatSpec(turns=6, systems=8, answer_tokens=16)
-_RATE, _REAL_RATE = 6.0, 1.5
 
 
 class ProvenPlan(msgspec.Struct, frozen=True):
     """The flags of `inferway bench what-if`."""
 
     # fmt: off
-    real: Annotated[bool, flag("Send the chats to two real vLLM on the CPU.")] = False
-    vllm: VllmFlag = None
-    layers: LayersFlag = None
     policy: Annotated[tuple[str, ...], flag(
         "Record this policy of inferway serve.", metavar="NAME",
     )] = ("expected-ttft", "round-robin")
     minutes: Annotated[float, flag("Send chats for this time through each.", gt=0)] = 4.0
-    rate: Annotated[float | None, flag(
-        "Send this number of requests a second, by default 6, or 1.5 with --real.", gt=0,
-    )] = None
+    rate: Annotated[float, flag("Send this number of requests a second.", gt=0)] = 6.0
     think: Annotated[float, flag(
         "Let this number of seconds pass between an answer and the next turn, on average.", gt=0,
     )] = 12.0
@@ -67,14 +54,6 @@ class ProvenPlan(msgspec.Struct, frozen=True):
         "Keep the recordings in this folder, one a policy.", metavar="DIR",
     )] = None
     # fmt: on
-
-    @property
-    def engines(self) -> SimulatedEngines | RealEngines:
-        return real_engines(self.layers) if self.real else _ENGINES
-
-    @property
-    def requests_a_second(self) -> float:
-        return self.rate or (_REAL_RATE if self.real else _RATE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +76,7 @@ class Recorder(Inferway):
 def drawn_sessions(plan: ProvenPlan, spec: ChatSpec = _CHATS) -> list[Session]:
     """Return chats that begin at random times, so many that there are `rate` requests a second, and
     whose turns come a while after the answer before them."""
-    number = max(2, round(plan.requests_a_second * plan.minutes * 60 / spec.turns))
+    number = max(2, round(plan.rate * plan.minutes * 60 / spec.turns))
     rng = Random(plan.seed)
     made = chats(msgspec.structs.replace(spec, sessions=number), plan.seed, f"{plan.seed}", 1.0)
     begins = sorted(rng.uniform(0, plan.minutes * 60) for _ in made)
@@ -117,15 +96,15 @@ def measure(plan: ProvenPlan, on_step: OnStep) -> Findings:
     with TemporaryDirectory(prefix="inferway-what-if-") as name:
         place = Path(name)
         recordings = [(plan.keep or place) / policy for policy in plan.policy]
-        with started(plan.engines, plan.vllm, place, on_step) as fleet:
+        with started(_ENGINES, None, place, on_step) as fleet:
             for policy, directory in zip(plan.policy, recordings, strict=True):
                 directory.mkdir(parents=True, exist_ok=True)
                 _record(plan, fleet, Recorder(policy=policy, directory=directory), place, on_step)
         rows = list(_rows(plan, recordings, on_step))
     about = [
-        f"- {plan.engines.about}",
+        f"- {_ENGINES.about}",
         f"- The same chats of {_CHATS.turns} turns that share {_CHATS.systems} system prompts, "
-        f"{plan.requests_a_second:g} requests a second for {plan.minutes:g} minutes, through a "
+        f"{plan.rate:g} requests a second for {plan.minutes:g} minutes, through a "
         "gateway with each policy, whose recording is told by both.",
         f"- Each case is simulated with {plan.seeds} seeds; load average {os.getloadavg()[0]:.2f} "
         "after the run.",
@@ -224,13 +203,5 @@ PROVEN = Benchmark(
     question="how close what-if comes to what another policy was then measured to do",
     takes="10 minutes",
     audience="user",
-    run_name=lambda plan: "what-if --real" if plan.real else "what-if",
 )  # fmt: skip
-PROVEN_REAL = replace(
-    PROVEN,
-    name="what-if --real",
-    question="how close what-if comes on two real engines",
-    arguments="--layers 4 --minutes 13",
-    takes="30 minutes",
-)
 what_if = PROVEN.command()

@@ -10,7 +10,6 @@ from functools import lru_cache
 from itertools import product
 from math import inf
 from pathlib import Path
-from statistics import fmean
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -27,12 +26,11 @@ from inferway_bench.policies.simulate import FleetSpec, MakePolicy, simulate
 from inferway_bench.processes import BenchError
 from inferway_bench.simulate.run import Processes
 from inferway_bench.whatif.figures import ReplayFigures, error, measured_figures, simulated_figures
-from inferway_bench.whatif.learned import Learned, fit_times, fitted, from_costs
+from inferway_bench.whatif.learned import Learned, fitted, from_costs
 from inferway_bench.whatif.replay import Replay, as_replay, parse_time, part_of, read_recording
 
 AS_RECORDED = "as-recorded"  # each request goes to the engine that it went to
 _HALVINGS = 8  # of a cache whose size nobody has told
-_DRAWN = 4_000  # requests whose pauses are drawn to fit their number, and more
 
 
 class WhatIfPlan(msgspec.Struct, frozen=True):
@@ -278,7 +276,7 @@ def recorded_fleet(replay: Replay) -> RecordedFleet:
     like = EngineSpec(cache_tokens=tokens)
     notes = []
     found, why = _constants(replay, like)
-    fleets = [_with_pauses(replay, _fleet(replay, each)) for each in found]
+    fleets = [_fleet(replay, each) for each in found]
     best = min(range(len(fleets)), key=lambda at: _off(replay, fleets[at]))
     how, spec = found[best].how, fleets[best]
     if why and not found[1:]:
@@ -309,25 +307,6 @@ def _constants(replay: Replay, like: EngineSpec) -> tuple[list[Learned], str]:
 def _fleet(replay: Replay, learned: Learned) -> FleetSpec:
     number = len(replay.names)
     return FleetSpec(number, num_slow=0, engine=learned.engine, factors=learned.factors)
-
-
-def _with_pauses(replay: Replay, fleet: FleetSpec) -> FleetSpec:
-    """The fleet with so many pauses that its first tokens come as late as they did. Requests that
-    had an engine to themselves tell too few: an engine also pauses for one that begins later."""
-    if not fleet.engine.pause_seconds:
-        return fleet
-    seeds = range(1, 2 + _DRAWN // len(replay.workload.requests))
-
-    def simulated_ttft(times: float) -> float:
-        case = _as_recorded(fleet.with_pauses(times))
-        return fmean(simulated(replay, case, seed).ttft for seed in seeds) / 1e3
-
-    try:
-        waited = measured_figures(replay).ttft / 1e3
-        times = fit_times(waited, simulated_ttft)
-    except BenchError:
-        return fleet  # it is not what makes them late
-    return fleet.with_pauses(times)
 
 
 def _as_recorded(fleet: FleetSpec) -> Variant:
