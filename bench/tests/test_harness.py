@@ -18,8 +18,16 @@ from inferway_bench.harness import Benchmark
 from inferway_bench.pages import rendered, results_of
 from inferway_bench.plotting import Chart, Plot, drawn
 from inferway_bench.processes import BenchError, OnStep
-from inferway_bench.report import Column, Table, shown_tables
-from inferway_bench.rows import Findings, Row, load_run, read_run, write_run
+from inferway_bench.rows import (
+    Column,
+    Findings,
+    Row,
+    Table,
+    load_run,
+    read_run,
+    shown_tables,
+    write_run,
+)
 from inferway_bench.spread import Interval, three_digits
 
 DOCS = Path(__file__).parents[2] / "docs"

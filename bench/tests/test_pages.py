@@ -10,7 +10,7 @@ import pytest
 from inferway_bench.cli import benchmarks
 from inferway_bench.pages import marks, rendered, replaced
 from inferway_bench.processes import BenchError
-from inferway_bench.report import table_lines
+from inferway_bench.rows import table_lines
 
 DOCS = Path(__file__).parents[2] / "docs"
 PATH = Path("performance.md")

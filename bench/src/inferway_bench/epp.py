@@ -34,9 +34,8 @@ from inferway_bench.processes import (
     running,
     wait_until,
 )
-from inferway_bench.report import Column, Table
 from inferway_bench.routers import Counters, EngineAddress
-from inferway_bench.rows import Findings, Row
+from inferway_bench.rows import Column, Findings, Row, Table
 from inferway_bench.templates import JsonTemplates
 
 _GAP_SECONDS = 0.004  # between two events: far enough that each is a piece of its own

@@ -36,8 +36,15 @@ from inferway_bench.compare import Comparison, compare, comparison_table
 from inferway_bench.machine import command_line, this_machine
 from inferway_bench.plotting import Chart
 from inferway_bench.processes import OnStep
-from inferway_bench.report import Table, measured_lines, shown_tables
-from inferway_bench.rows import Findings, Run, load_run, write_run
+from inferway_bench.rows import (
+    Findings,
+    Run,
+    Table,
+    load_run,
+    measured_lines,
+    shown_tables,
+    write_run,
+)
 
 if TYPE_CHECKING:
     from rich.progress import Progress

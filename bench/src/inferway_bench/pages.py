@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from inferway_bench.processes import BenchError
-from inferway_bench.report import table_lines
-from inferway_bench.rows import Run
+from inferway_bench.rows import Run, table_lines
 
 if TYPE_CHECKING:
     from inferway_bench.harness import Benchmark

@@ -29,8 +29,7 @@ from inferway_bench.data_files import default_data_dir, unpacked
 from inferway_bench.flags import data_flag, flag
 from inferway_bench.harness import Benchmark
 from inferway_bench.processes import BenchError, JsonWorker, OnStep, in_turn, install_venv
-from inferway_bench.report import Column, Table
-from inferway_bench.rows import Findings, Key, Row, Value
+from inferway_bench.rows import Column, Findings, Key, Row, Table, Value
 from inferway_bench.spread import ratio_of_medians, three_digits
 
 SYSTEMS = OURS, THEIRS = "Inferway", "transformers"

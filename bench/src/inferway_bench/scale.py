@@ -39,8 +39,7 @@ from inferway_bench.machine import Machine, this_machine, times_as_slow
 from inferway_bench.peers.fleets import simulated_fleet
 from inferway_bench.peers.plan import SimulatedEngines
 from inferway_bench.processes import BenchError, OnStep, result_of
-from inferway_bench.report import Column, Table
-from inferway_bench.rows import Findings, Row, Run, load_run
+from inferway_bench.rows import Column, Findings, Row, Run, Table, load_run
 from inferway_bench.scale_worker import EVENT_BLOCKS, Filling, Grown, reading_us
 
 

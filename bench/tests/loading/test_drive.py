@@ -12,7 +12,7 @@ from bench.tests.loading.servers import Answer, Recording, serving
 from inferway_bench.loading.answers import Sample
 from inferway_bench.loading.client import Target
 from inferway_bench.loading.drive import Driven, Pacing, drive
-from inferway_bench.loading.workload import Session
+from inferway_bench.loading.generated import Session
 
 
 async def driven(answer: Answer, *sessions: Session, **pacing: Any) -> Driven:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from itertools import islice
 
-from inferway_bench.loading.generated import ChatSpec, generated_chats
-from inferway_bench.loading.workload import Session, Turn
+from inferway_bench.loading.generated import ChatSpec, Session, Turn, generated_chats
 
 SPEC = ChatSpec(
     systems=2, system_tokens=30, turns=(2, 4), message_tokens=(5, 9), answer_tokens=(3, 6)

@@ -7,7 +7,7 @@ from itertools import count, pairwise
 import pytest
 from bench.tests.loading.made import session
 
-from inferway_bench.loading.workload import Session, first_times, interleaved, poisson
+from inferway_bench.loading.generated import Session, first_times, interleaved, poisson
 
 
 def endless(turns: int) -> object:

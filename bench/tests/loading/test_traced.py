@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from inferway_bench.loading.generated import shortened, traced
-from inferway_bench.loading.workload import CHATS, Conversation, Session
+from inferway_bench.loading.generated import CHATS, Conversation, Session, shortened, traced
 from inferway_bench.policies.requests import SimRequest, Workload
 from inferway_bench.processes import BenchError
 

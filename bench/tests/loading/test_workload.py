@@ -6,7 +6,7 @@ import json
 
 from bench.tests.loading.made import asks
 
-from inferway_bench.loading.workload import (
+from inferway_bench.loading.generated import (
     CHATS,
     COMPLETIONS,
     Conversation,

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from inferway_bench.loading.workload import Conversation, Session
+from inferway_bench.loading.generated import Conversation, Session
 from inferway_bench.peers.plan import ChatSpec, chats
 
 SPEC = ChatSpec(sessions=12, turns=4, systems=3, apart=4)

@@ -14,7 +14,7 @@ import pytest
 from inferway.prompts.files.prepare import PACKAGED_SMOLLM2
 from inferway_bench.processes import BenchError
 from inferway_bench.structured.benchmark import StructuredPlan, judge, read, rows_of
-from inferway_bench.structured.systems import vocabulary_of
+from inferway_bench.structured.worker import vocabulary_of
 
 MODEL = PACKAGED_SMOLLM2
 AB = {"properties": {"a": {"type": "integer"}, "b": {}}, "required": ["a"]}

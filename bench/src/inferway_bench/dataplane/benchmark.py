@@ -39,10 +39,9 @@ from inferway_bench.flags import flag
 from inferway_bench.harness import Benchmark
 from inferway_bench.loading.client import Target
 from inferway_bench.loading.drive import Pacing, drive
-from inferway_bench.loading.workload import Session, Turn
+from inferway_bench.loading.generated import Session, Turn
 from inferway_bench.plotting import Chart, Plot
 from inferway_bench.processes import BenchError, OnStep, in_turn
-from inferway_bench.report import Column, Table
 from inferway_bench.routers import (
     Counters,
     OnlyFlag,
@@ -54,7 +53,7 @@ from inferway_bench.routers import (
     chosen,
     versions,
 )
-from inferway_bench.rows import Findings, Key, Row, Run, Value
+from inferway_bench.rows import Column, Findings, Key, Row, Run, Table, Value
 from inferway_bench.spread import ratio_of_medians
 
 PLAIN, SCORING = "inferway serve --no-scoring", "inferway serve"
@@ -67,7 +66,7 @@ _STREAMS, _TOKENS = 20, 500  # side by side, and of each
 _WRITTEN = "events written"  # by the engines of a router
 
 
-class RoutersPlan(msgspec.Struct, frozen=True):
+class DataplanePlan(msgspec.Struct, frozen=True):
     """Seconds are of load, for each router and repeat."""
 
     repeats: Annotated[int, flag("Load each router this number of times, in turns.", ge=1)] = 9
@@ -77,11 +76,6 @@ class RoutersPlan(msgspec.Struct, frozen=True):
     ] = 8
     only: OnlyFlag = ()
     peers: PeersFlag = True
-
-
-class DataplanePlan(RoutersPlan, frozen=True):
-    """The same, and what is measured beside the CPU time."""
-
     latency_seconds: int = 5
     held_streams: int = 1000
     memory_repeats: int = 3

@@ -16,8 +16,7 @@ from inferway_bench.flags import flag
 from inferway_bench.harness import Benchmark
 from inferway_bench.index.worker import OURS, PEER, PEER_ON_ONE, SHAPES
 from inferway_bench.processes import BenchError, OnStep, in_turn, install_venv, result_of
-from inferway_bench.report import Column, Table
-from inferway_bench.rows import Findings, Key, Row, Run, Value
+from inferway_bench.rows import Column, Findings, Key, Row, Run, Table, Value
 from inferway_bench.spread import median_interval, ratio_of_medians, three_digits
 
 PEER_PACKAGE = "ai-dynamo-runtime==1.6.1"

@@ -23,7 +23,16 @@ from inferway_bench.loading.answers import Sample
 from inferway_bench.loading.client import Client, Target
 from inferway_bench.loading.datasets import read_dataset
 from inferway_bench.loading.drive import STREAMED, Driven, Pacing, drive, without_collections
-from inferway_bench.loading.generated import ChatSpec, generated_chats, shortened, traced
+from inferway_bench.loading.generated import (
+    ChatSpec,
+    Session,
+    first_times,
+    generated_chats,
+    interleaved,
+    poisson,
+    shortened,
+    traced,
+)
 from inferway_bench.loading.measured import (
     TABLE,
     MeasuredLoad,
@@ -34,12 +43,10 @@ from inferway_bench.loading.measured import (
     row_of,
 )
 from inferway_bench.loading.plan import LoadPlan
-from inferway_bench.loading.workload import Session, first_times, interleaved, poisson
 from inferway_bench.plotting import Chart, Plot
 from inferway_bench.policies.requests import Workload, read_trace
 from inferway_bench.processes import BenchError, OnStep
-from inferway_bench.report import Better, Column, Table
-from inferway_bench.rows import Findings
+from inferway_bench.rows import Better, Column, Findings, Table
 from inferway_bench.spread import three_digits
 
 _REFRESH_SECONDS = 1.0  # of what is shown, whose drawing takes a millisecond

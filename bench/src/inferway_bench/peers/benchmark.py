@@ -25,9 +25,8 @@ from inferway_bench.peers.fleets import Cell, RouterTrials, real_engines, starte
 from inferway_bench.peers.plan import REAL, SIMULATED, LayersFlag, Scenario, VllmFlag
 from inferway_bench.plotting import Chart, Plot
 from inferway_bench.processes import OnStep
-from inferway_bench.report import Column, Table, table_lines
 from inferway_bench.routers import OnlyFlag, PeersFlag, Router, all_routers, chosen, versions
-from inferway_bench.rows import Findings, Key, Row, Run, Value
+from inferway_bench.rows import Column, Findings, Key, Row, Run, Table, Value, table_lines
 from inferway_bench.spread import Interval, mean_interval
 
 OURS, PLAIN = "inferway serve", "inferway serve --no-scoring"

@@ -25,7 +25,7 @@ from inferway_bench.cpu import cpu_seconds, resident_bytes
 from inferway_bench.loading.answers import Sample
 from inferway_bench.loading.client import Target
 from inferway_bench.loading.drive import Driven, Pacing, drive, without_collections
-from inferway_bench.loading.workload import Session
+from inferway_bench.loading.generated import Session
 from inferway_bench.machine import CPUINFO, vllm_dtype
 from inferway_bench.peers.plan import ChatSpec, RealEngines, Scenario, SimulatedEngines, chats
 from inferway_bench.processes import (

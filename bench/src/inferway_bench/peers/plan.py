@@ -23,8 +23,14 @@ import msgspec
 
 from inferway_bench.flags import flag
 from inferway_bench.loading import generated
-from inferway_bench.loading.generated import generated_chats
-from inferway_bench.loading.workload import Session, Turn, first_times, interleaved, poisson
+from inferway_bench.loading.generated import (
+    Session,
+    Turn,
+    first_times,
+    generated_chats,
+    interleaved,
+    poisson,
+)
 
 # fmt: off
 VllmFlag = Annotated[Path | None, flag(

@@ -48,9 +48,6 @@ ORACLE = "oracle"
 LLM_D = "llm-d-default"
 # Whether prompts are computed apart from where they are answered: see WITH_LEGS.
 NEVER, LEARNED, ALWAYS, THRESHOLD = "never", "learned", "always", "llm-d-pd"
-# Peers' policies that guess what engines hold by what was sent there, and those that are told.
-APPROXIMATE = ("approx-prefix", LLM_D, "llm-d-whole", "cache-aware")
-EVENT_DRIVEN = ("kv-aware",)
 
 _ENGINE_BLOCK = 16  # tokens: vLLM's blocks, which llm-d's defaults are made for
 _LLM_D = {"queue-scorer": 2.0, "kv-cache-utilization-scorer": 2.0, "prefix-cache-scorer": 3.0}

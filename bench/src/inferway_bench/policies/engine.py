@@ -201,6 +201,12 @@ class Engine:
         """Let go of the blocks of a prefill leg that has ended."""
         self.cache.release(job.request.blocks, job.extra)
 
+    def _release(self, ended: Sequence[Job]) -> None:
+        """Blocks of a prefill leg stay until they have been fetched."""
+        for job in ended:
+            if job.leg is not Leg.PREFILL:
+                self.cache.release(job.request.blocks, job.extra, job.request.answer_blocks)
+
     def _wake(self, now: float) -> bool:
         if not self._num_steps:
             return self.plan(now)
@@ -256,8 +262,8 @@ class Engine:
 
     def _admit(self, budget: int, now: float) -> float:
         """The seconds that the step spends on prompts that wait now."""
-        waiting, prefilling, cache = self.waiting, self.prefilling, self.cache
-        size, room = self._block_tokens, self.spec.max_num_seqs - self.num_running
+        waiting, prefilling = self.waiting, self.prefilling
+        room = self.spec.max_num_seqs - self.num_running
         seconds = 0.0
         while self.fetched and budget and room:
             job = self.fetched.popleft()
@@ -266,25 +272,32 @@ class Engine:
             budget -= 1
             room -= 1
         while waiting and budget and room:
-            job = waiting[0]
-            request = job.request
-            most = (request.prompt_tokens - 1) // size
-            extra = self._extra(request, job.leg)
-            reused = cache.admit(request.blocks, min(most, len(request.blocks)), extra)
-            if reused is None:
+            admitted = self._admitted()
+            if admitted is None:
                 break
-            waiting.popleft()
-            job.cached_blocks, job.extra = reused, extra
-            job.left = request.prompt_tokens - reused * size
-            if job.leg is Leg.DECODE:
-                self._fetch(job, now)
+            if admitted.leg is Leg.DECODE:
+                self._fetch(admitted, now)
                 continue
-            prefilling.append(job)
-            chunk = min(job.left, budget)
-            seconds += self._chunk(job, chunk)
+            prefilling.append(admitted)
+            chunk = min(admitted.left, budget)
+            seconds += self._chunk(admitted, chunk)
             budget -= chunk
             room -= 1
         return seconds
+
+    def _admitted(self) -> Job | None:
+        """The first that waits, with its blocks; None if there is no room for them."""
+        job, size = self.waiting[0], self._block_tokens
+        request = job.request
+        most = min((request.prompt_tokens - 1) // size, len(request.blocks))
+        extra = self._extra(request, job.leg)
+        reused = self.cache.admit(request.blocks, most, extra)
+        if reused is None:
+            return None
+        self.waiting.popleft()
+        job.cached_blocks, job.extra = reused, extra
+        job.left = request.prompt_tokens - reused * size
+        return job
 
     def _fetch(self, job: Job, now: float) -> None:
         spec = self.spec
@@ -318,10 +331,7 @@ class Engine:
                     self._context += _context(job.request)
                 else:
                     ended.append(job)
-        for job in ended:
-            request = job.request
-            if job.leg is not Leg.PREFILL:
-                self.cache.release(request.blocks, job.extra, request.answer_blocks)
+        self._release(ended)
         self._num_steps = 0
         waiting = self._unadmitted + self.num_fetching + len(self.fetched)
         awaiting_first_token = len(prefilling) + waiting
@@ -400,16 +410,9 @@ class BesideEngine(Engine):
     def plan(self, now: float) -> bool:
         """Admit who waits and fits. Return whether `due` has changed."""
         while self.waiting and self.num_running < self.spec.max_num_seqs:
-            job = self.waiting[0]
-            request = job.request
-            most = min((request.prompt_tokens - 1) // self._block_tokens, len(request.blocks))
-            extra = self._extra(request, job.leg)
-            reused = self.cache.admit(request.blocks, most, extra)
-            if reused is None:
+            job = self._admitted()
+            if job is None:
                 break
-            self.waiting.popleft()
-            job.cached_blocks, job.extra = reused, extra
-            job.left = request.prompt_tokens - reused * self._block_tokens
             if job.leg is Leg.DECODE:
                 self._fetch(job, now)
             else:
@@ -459,17 +462,14 @@ class BesideEngine(Engine):
                 self._write(job, now, output - 1)
             else:
                 ended.append(job)
-        for job in ended:
-            if job.leg is not Leg.PREFILL:
-                self.cache.release(job.request.blocks, job.extra, job.request.answer_blocks)
+        self._release(ended)
         self._tell()
         return first, ended
 
     def _write(self, job: Job, now: float, gaps: int) -> None:
-        spec, request = self.spec, job.request
-        context = request.prompt_tokens + request.output_tokens // 2
+        spec = self.spec
         seconds = spec.step_seconds + len(self.decoding) * (
-            spec.decode_seconds + context * spec.context_seconds
+            spec.decode_seconds + _context(job.request) * spec.context_seconds
         )
         seconds *= self._slowed()
         for column, value in zip(self.gaps, (now, seconds, float(gaps)), strict=True):

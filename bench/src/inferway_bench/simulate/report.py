@@ -31,8 +31,7 @@ from inferway_bench.policies.catalog import (
     alone,
 )
 from inferway_bench.processes import BenchError, OnStep
-from inferway_bench.report import Column, Table
-from inferway_bench.rows import Findings, Key, Row, Run, Value
+from inferway_bench.rows import Column, Findings, Key, Row, Run, Table, Value
 from inferway_bench.simulate.run import SimulatePlan, preset, simulated
 from inferway_bench.spread import Interval, mean_interval
 

@@ -22,7 +22,7 @@ from inferway_bench.conversations import EnginePrompts
 from inferway_bench.flags import flag
 from inferway_bench.harness import Benchmark
 from inferway_bench.loading.answers import Sample
-from inferway_bench.loading.workload import Conversation, Session
+from inferway_bench.loading.generated import Conversation, Session
 from inferway_bench.peers.fleets import Fleet, simulated_fleet, standing
 from inferway_bench.peers.plan import ChatSpec, Scenario, SimulatedEngines, chats
 from inferway_bench.plotting import Chart, Plot
@@ -31,9 +31,8 @@ from inferway_bench.policies.engine import EngineSpec
 from inferway_bench.policies.requests import SimRequest, Workload
 from inferway_bench.policies.simulate import FleetSpec, simulate
 from inferway_bench.processes import BenchError, OnStep
-from inferway_bench.report import Column, Table
 from inferway_bench.routers import OnlyFlag, Router, all_routers, chosen
-from inferway_bench.rows import Findings, Row
+from inferway_bench.rows import Column, Findings, Row, Table
 
 
 class ValidatePlan(msgspec.Struct, frozen=True):

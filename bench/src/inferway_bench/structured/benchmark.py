@@ -30,9 +30,8 @@ from inferway_bench.data_files import unpacked
 from inferway_bench.flags import flag
 from inferway_bench.harness import Benchmark
 from inferway_bench.processes import BenchError, JsonWorker, OnStep, in_turn, with_sources
-from inferway_bench.report import Better, Column, Table
-from inferway_bench.rows import Findings, Row, Value
-from inferway_bench.structured.systems import BESIDE_ENGINE, OURS, SYSTEMS, vocabulary_of
+from inferway_bench.rows import Better, Column, Findings, Row, Table, Value
+from inferway_bench.structured.worker import BESIDE_ENGINE, OURS, SYSTEMS, vocabulary_of
 from inferway_structured.backends.schemas.nodes import Document, Node
 from inferway_structured.backends.schemas.shapes import takes
 from inferway_structured.validate.json_schema_drafts import validator_of

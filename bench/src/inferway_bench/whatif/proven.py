@@ -16,14 +16,13 @@ import msgspec
 
 from inferway_bench.flags import flag
 from inferway_bench.harness import Benchmark
-from inferway_bench.loading.workload import Session
+from inferway_bench.loading.generated import Session
 from inferway_bench.peers.fleets import Fleet, standing, started
 from inferway_bench.peers.plan import ChatSpec, SimulatedEngines, chats
 from inferway_bench.plotting import Chart, Plot
 from inferway_bench.processes import BenchError, OnStep
-from inferway_bench.report import Better, Column, Table
 from inferway_bench.routers import Inferway, Place
-from inferway_bench.rows import Findings, Row, Value
+from inferway_bench.rows import Better, Column, Findings, Row, Table, Value
 from inferway_bench.simulate.run import Processes
 from inferway_bench.whatif.figures import SHARES, ReplayFigures, error, mean, measured_figures
 from inferway_bench.whatif.run import Selection, Variant, load, of_seeds, recorded_fleet

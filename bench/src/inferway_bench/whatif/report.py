@@ -12,8 +12,7 @@ import msgspec
 from inferway_bench.harness import Benchmark
 from inferway_bench.plotting import Chart, Plot
 from inferway_bench.processes import OnStep
-from inferway_bench.report import Column, Table
-from inferway_bench.rows import Findings, Row, Run, Value
+from inferway_bench.rows import Column, Findings, Row, Run, Table, Value
 from inferway_bench.simulate.run import Processes
 from inferway_bench.whatif.figures import (
     FIGURES,
