@@ -185,6 +185,16 @@ class Workers:
             worker.ask({"chat": _HI})
             yield worker
 
+    def asked_first(self, model: str, chats: Sequence[Chat]) -> Given:
+        """Return what a process of its own of each system answers to each chat."""
+        given: Given = {system: [] for system in SYSTEMS}
+        for repeat, chat in enumerate(chats):
+            self.on_step(FIRST, repeat, len(chats))
+            for system in in_turn(SYSTEMS, repeat):
+                with self.prepared(system, model) as worker:
+                    given[system].append(worker.ask({"chat": chat}))
+        return given
+
     @contextmanager
     def both(self, model: str) -> Iterator[Mapping[str, JsonWorker]]:
         """Yield a process of each system that has loaded the model."""
@@ -229,14 +239,8 @@ def chat_rows(plan: PromptsPlan, conversations: Sequence[Chat], workers: Workers
     """Yield what chats cost in processes that have met this and that; each is drawn once."""
     tokens, model = plan.chat_tokens, str(prepare_smollm2())
     with closing(Turns(conversations, plan.seed, model)) as turns:
-        given: Given = {system: [] for system in SYSTEMS}
-        for repeat in range(plan.fresh_processes):
-            workers.on_step(FIRST, repeat, plan.fresh_processes)
-            chat = turns.chat(tokens)
-            for system in in_turn(SYSTEMS, repeat):
-                with workers.prepared(system, model) as worker:
-                    given[system].append(worker.ask({"chat": chat}))
-        yield from row_pair(tokens, FIRST, given)
+        fresh = (turns.chat(tokens) for _ in range(plan.fresh_processes))
+        yield from row_pair(tokens, FIRST, workers.asked_first(model, list(fresh)))
         with workers.both(model) as both:
             workers.on_step(MET)
             chat = turns.chat(tokens)
