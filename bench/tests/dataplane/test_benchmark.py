@@ -1,9 +1,15 @@
-"""Who is ahead in a run of `inferway bench dataplane`, and how it is shown."""
+"""Rows and losses of the data plane, its latencies, and what wrk prints."""
 
 from __future__ import annotations
 
-from bench.tests.runs import a_run
+import os
+from itertools import pairwise
+from pathlib import Path
 
+import pytest
+from bench.tests.runs import a_run, unseen
+
+from inferway_bench.conversations import BodyTemplate
 from inferway_bench.dataplane.benchmark import (
     DATAPLANE,
     DIRECT,
@@ -14,8 +20,13 @@ from inferway_bench.dataplane.benchmark import (
     SHORT,
     STREAM,
     VLLM,
+    arrivals,
+    latencies,
     losses,
 )
+from inferway_bench.dataplane.testbed import Load, checked, find_wrk, parse_output, trivial_engine
+from inferway_bench.processes import BenchError
+from inferway_bench.routers import Inferway, RunningRouter, place_for
 from inferway_bench.rows import Findings, Row, Run, Value
 
 OURS = (PLAIN, SCORING)
@@ -80,3 +91,72 @@ def test_the_tables_have_each_load_and_router() -> None:
     assert f"| {SHORT} | {PLAIN} | 41.0 (40.0 to 42.0) | 1,000 |" in text
     assert "1,000 streams of one token a second" in text
     assert "- why so many" in text
+
+
+def test_arrivals_of_a_repeat_are_the_same_for_all_and_others_in_the_next() -> None:
+    one, same, other = (arrivals("m", 200.0, 1.0, seed) for seed in (0, 0, 1))
+
+    assert one == same
+    assert [session.at for session in one] != [session.at for session in other]
+    assert all(a.at[0] < b.at[0] <= 1.0 for a, b in pairwise(one))
+
+
+@pytest.mark.slow
+def test_a_router_that_answers_nothing_has_no_row_and_is_named(tmp_path: Path) -> None:
+    with trivial_engine("m", tmp_path / "engine.log") as engine:
+        place = place_for([engine], "m", tmp_path / "router")  # nobody listens there
+        absent = RunningRouter(Inferway(scoring=False), place, os.getpid())
+
+        found = latencies([absent], "m", 40.0, 0.5, 2, unseen)
+
+    [direct] = found.rows
+    assert found.rate == 40.0
+    assert (direct.keys["router"], direct.repeats("failed")) == (DIRECT, [0.0, 0.0])
+    assert len(found.notes) == 1
+    assert found.notes[0].startswith("inferway serve --no-scoring answered nothing in repeat 1")
+    assert found.notes[0].partition(": ")[2].startswith("connect")
+
+
+OUTPUT = """\
+Running 1s test @ http://127.0.0.1:8080
+  1 threads and 8 connections
+  Thread Stats   Avg      Stdev     Max   +/- Stdev
+    Latency   580.00us   90.00us   2.00ms   75.00%
+  12990 requests in 1.00s, 5.00MB read
+
+INFERWAY {"requests":12990,"microseconds":1000500,"bad_status":0,"socket_errors":0,"p50_us":580}
+"""
+
+
+def test_the_result_is_read_from_between_wrks_own_lines() -> None:
+    result = parse_output(OUTPUT)
+
+    assert (result.requests, result.microseconds, result.p50_us) == (12990, 1000500, 580)
+
+
+def test_output_without_a_result_is_an_error_that_shows_it() -> None:
+    with pytest.raises(BenchError, match="unable to connect"):
+        parse_output("unable to connect to 127.0.0.1:1 Connection refused")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [('"bad_status":0', '"bad_status":3'), ('"requests":12990', '"requests":0')]
+)
+def test_a_run_with_a_failure_does_not_count(field: str, value: str) -> None:
+    with pytest.raises(BenchError, match="all must succeed"):
+        checked(parse_output(OUTPUT.replace(field, value)), "http://127.0.0.1:8080")
+
+
+def test_a_missing_wrk_is_named_with_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+
+    with pytest.raises(BenchError, match="apt-get install wrk"):
+        find_wrk()
+
+
+@pytest.mark.tools
+def test_nobody_listening_is_an_error() -> None:
+    load = Load([BodyTemplate(b'{"a":', b"}")], connections=1)
+
+    with pytest.raises(BenchError, match=r"socket errors|refused"):
+        load.run("http://127.0.0.1:1", seconds=1, first_number=0)

@@ -1,12 +1,24 @@
+"""What schemas and instances are judged by, and what the judgements come to."""
+
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
+import pytest
 from bench.tests.runs import a_run
 
 from inferway_bench.rows import Findings, Run
-from inferway_bench.structured.benchmark import STRUCTURED, Case, Instance, rows_of, tally
+from inferway_bench.structured.benchmark import (
+    STRUCTURED,
+    Case,
+    Instance,
+    in_schema_order,
+    is_named,
+    rows_of,
+    tally,
+)
 
 RIGHT = {"seconds": 0.001, "taken": [True, False], "ordered": [True, False]}
 REFUSED = {"error": "no"}
@@ -95,3 +107,83 @@ def test_compiles_are_compared_on_schemas_that_both_compile() -> None:
     }
 
     assert compiles["compile, CPU time"].median("max") == 1.0
+
+
+AB: dict[str, Any] = {"properties": {"a": {}, "b": {}}}
+ORDERINGS: dict[str, tuple[Any, Any, Any]] = {
+    "as the schema lists them": (AB, {"b": 1, "a": 2}, {"a": 2, "b": 1}),
+    "others stay behind, as they were": (
+        AB,
+        {"z": 0, "b": 1, "y": 0, "a": 2},
+        {"a": 2, "b": 1, "z": 0, "y": 0},
+    ),
+    "in arrays and under properties": (
+        {"items": {"properties": {"x": AB}}},
+        [{"x": {"b": 1, "a": 2}}],
+        [{"x": {"a": 2, "b": 1}}],
+    ),
+    "through references": (
+        {"$defs": {"t": AB}, "additionalProperties": {"$ref": "#/$defs/t"}},
+        {"q": {"b": 1, "a": 2}},
+        {"q": {"a": 2, "b": 1}},
+    ),
+    "of all that must hold, in the order written": (
+        {"allOf": [{"properties": {"c": {}}}], **AB},
+        {"b": 1, "a": 2, "c": 3},
+        {"c": 3, "a": 2, "b": 1},
+    ),
+    "of alternatives, the one that takes it": (
+        {
+            "anyOf": [
+                {"properties": {"k": {"const": 1}, "a": {}, "b": {}}},
+                {"properties": {"b": {}, "a": {}, "k": {"const": 2}}},
+            ]
+        },
+        {"k": 2, "a": 0, "b": 0},
+        {"b": 0, "a": 0, "k": 2},
+    ),
+    "required ones that nobody lists come next": (
+        {**AB, "required": ["r"]},
+        {"z": 1, "r": 1, "b": 1},
+        {"b": 1, "r": 1, "z": 1},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ORDERINGS)
+def test_properties_come_in_the_order_of_the_schema(name: str) -> None:
+    schema, value, expected = ORDERINGS[name]
+
+    found = in_schema_order(schema, value)
+
+    assert json.dumps(found) == json.dumps(expected)
+
+
+SET = {"type": "array", "uniqueItems": True, "maxItems": 3}
+
+
+@pytest.mark.parametrize(
+    ("schema", "instance", "named", "wanted"),
+    [
+        (SET, [1, 1], [("", "uniqueItems")], True),
+        (SET, [1, 1], [("", "maxItems")], False),
+        (SET, [1, 1, 1, 1], [("", "uniqueItems")], False),
+        (SET, [1, 1], [("/items", "uniqueItems")], False),
+        ({"properties": {"a": SET}}, {"a": [1, 1]}, [("/properties/a", "uniqueItems")], True),
+        (
+            {"properties": {"a": {"$ref": "#/$defs/s"}}, "$defs": {"s": SET}},
+            {"a": [1, 1]},
+            [("/$defs/s", "uniqueItems")],
+            True,
+        ),
+        ({"anyOf": [SET, {"type": "null"}]}, [1, 1], [("/anyOf/0", "uniqueItems")], True),
+        ({"anyOf": [SET, {"type": "null"}]}, "x", [("/anyOf/0", "uniqueItems")], False),
+        ({"contains": {"const": 1}, "minContains": 2}, [1], [("", "contains")], True),
+        (SET, [1], [("", "uniqueItems")], False),
+        ({"type": 1}, [1], [("", "type")], False),
+    ],
+)
+def test_only_the_keyword_that_is_violated_counts_as_named(
+    schema: Any, instance: Any, named: list[tuple[str, str]], wanted: bool
+) -> None:
+    assert is_named(json.dumps(schema), json.dumps(instance), named) == wanted
