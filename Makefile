@@ -113,8 +113,7 @@ bench:  ## the benchmarks; `make bench-dataplane ARGS=--quick` runs one of them
 bench-%:
 	@./scripts/install.sh dev
 	@if [ $* = epp ]; then ./scripts/install_envoy.sh >/dev/null; fi
-	@if [ $* = ray ]; then ./scripts/install_ray.sh; fi
-	$(if $(filter ray,$*),.venv-ray/bin/python .venv/bin/inferway,.venv/bin/inferway) bench $* $(ARGS)
+	.venv/bin/inferway bench $* $(ARGS)
 
 performance:  ## every table and picture of docs/benchmarks anew, from docs/results; lists how old each result is
 	@./scripts/install.sh dev

@@ -1,8 +1,8 @@
 #!/bin/sh
-# Makes .venv-ray: Ray Serve, for the tests and the benchmark of `inferway_ray`. It borrows what is installed in
-# .venv (scripts/install.sh dev), which must be there first and stays as it is, and this checkout; what Ray needs
-# besides is installed beside it: 400 MB, a minute. .venv-ray/bin/inferway is the command there. pyarrow is for Ray's
-# own prefix-aware router. Does nothing if that is done already.
+# Makes .venv-ray: Ray Serve, for the tests of `inferway_ray`. It borrows what is installed in .venv
+# (scripts/install.sh dev), which must be there first and stays as it is, and this checkout; what Ray needs besides is
+# installed beside it: 400 MB, a minute. .venv-ray/bin/inferway is the command there. Does nothing if that is done
+# already.
 set -eu
 
 RAY=2.60.0
@@ -34,5 +34,5 @@ rm -rf "$venv"
 mkdir -p "$venv"
 step "making $venv beside .venv" borrow_packages
 step "installing ray[serve] $RAY" \
-    "$venv/bin/python" -m pip --disable-pip-version-check install "ray[serve]==$RAY" pyarrow
+    "$venv/bin/python" -m pip --disable-pip-version-check install "ray[serve]==$RAY"
 echo "$wanted" >"$stamp"

@@ -10,10 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 LOADING = ROOT / "bench" / "src" / "inferway_bench" / "loading"
-PURE = [
-    *("workload", "schedule", "samples", "answers", "generated", "traced"),
-    *("windows", "measured", "doubts", "plan"),
-]
+PURE = ["answers", "generated", "measured", "plan"]
 FORBIDDEN_IN_PURE = {"asyncio", "socket", "threading", "time", "zmq", "aiohttp", "uvloop"}
 
 

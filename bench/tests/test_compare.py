@@ -9,8 +9,7 @@ from bench.tests.runs import MACHINE
 
 from inferway_bench.compare import Change, Comparison
 from inferway_bench.compare import compare as compare_by
-from inferway_bench.report import Column, Table
-from inferway_bench.rows import Row, Run
+from inferway_bench.rows import Column, Row, Run, Table
 from inferway_bench.spread import Interval
 
 TABLES = [

@@ -11,16 +11,23 @@ import pytest
 from bench.tests.runs import a_run
 from click.testing import CliRunner, Result
 
-from inferway_bench.catalog import BENCHMARKS
+from inferway_bench.cli import benchmarks
 from inferway_bench.compare import compare, figures
 from inferway_bench.flags import flag
 from inferway_bench.harness import Benchmark
 from inferway_bench.pages import rendered, results_of
 from inferway_bench.plotting import Chart, Plot, drawn
-from inferway_bench.processes import BenchError
-from inferway_bench.progress import OnStep
-from inferway_bench.report import Column, Table, shown_tables
-from inferway_bench.rows import Findings, Goal, Row, Run, goal, load_run, read_run, write_run
+from inferway_bench.processes import BenchError, OnStep
+from inferway_bench.rows import (
+    Column,
+    Findings,
+    Row,
+    Table,
+    load_run,
+    read_run,
+    shown_tables,
+    write_run,
+)
 from inferway_bench.spread import Interval, three_digits
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -84,14 +91,9 @@ def measured(plan: SmallPlan, on_step: OnStep) -> Findings:
     )  # fmt: skip
 
 
-def judged(run: Run) -> list[Goal]:
-    us = run.select("cpu", router="ours", case="short")[0]
-    return [goal("short, CPU", us.repeats("us"), most=10, unit=" µs")]
-
-
 SMALL = Benchmark(
     "small thing", "Measure a small thing.", SmallPlan, measured, TABLES, CHART,
-    quick={"repeats": 1}, goals=judged, losses=lambda _: ["the peer is ahead"],
+    quick={"repeats": 1}, losses=lambda _: ["the peer is ahead"],
     question="how small", takes="no time",
 )  # fmt: skip
 
@@ -161,7 +163,7 @@ RUN = a_run(
 
 
 class TestTables:
-    def test_the_page_has_every_table_its_notes_and_the_requirements(self) -> None:
+    def test_the_page_has_every_table_and_its_notes(self) -> None:
         _, _, about, *lines = SMALL.markdown(RUN).splitlines()
 
         assert about == "About it."
@@ -181,10 +183,6 @@ class TestTables:
             "| --- | ---: | ---: |",
             "| 16 | 3.00 | words |",
             "- said",
-            "Requirements:",
-            "| figure | required | measured | met |",
-            "| --- | --- | --- | --- |",
-            "| short, CPU | ≤ 10 µs | 11.00 µs | **no** |",
             f"![7 others]({'..'}/results/small_thing.svg)",  # from docs/benchmarks
         ]
 
@@ -211,16 +209,6 @@ class TestTables:
         run = msgspec.structs.replace(RUN, times="virtual")
 
         assert SMALL.markdown(run).startswith("Simulated 2026-01-02 03:04 UTC by")
-
-
-class TestRequirements:
-    def test_an_interval_is_judged_by_its_value_and_repeats_by_their_median(self) -> None:
-        assert goal("x", Interval(1.0, 0.5, 2.0), most=1.5) == Goal(
-            "x", "≤ 1.5", "1.00 (0.50 to 2.00)", is_met=True
-        )
-        assert goal("x", [1.0, 2.0, 9.0], least=3, form="{:.0f}", unit=" ms") == Goal(
-            "x", "≥ 3 ms", "2 ms", is_met=False
-        )
 
 
 class TestChart:
@@ -292,7 +280,6 @@ class TestCommand:
 
         assert result.exit_code == 0, result.output
         assert "CPU of 3 repeats" in result.stdout
-        assert "Requirements" in result.stdout
         assert "At 50%" not in result.stdout
         assert "About it." in result.stdout
 
@@ -360,7 +347,6 @@ class TestPages:
 
         assert SMALL.markdown(RUN) in pages[tmp_path / "benchmarks/small_thing.md"]
         index = pages[tmp_path / "benchmarks/README.md"]
-        assert "0 of 1 requirements are met." in index
         assert "- small thing, 2026-01-02: the peer is ahead" in index
 
     def test_a_page_without_a_place_for_its_result_is_refused(self, tmp_path: Path) -> None:
@@ -373,7 +359,7 @@ class TestPages:
             rendered(tmp_path, [SMALL])
 
 
-STORED = [one for one in BENCHMARKS if results_of(one.name, DOCS).is_file()]
+STORED = [one for one in benchmarks() if results_of(one.name, DOCS).is_file()]
 
 
 @pytest.mark.parametrize("one", STORED, ids=lambda one: str(one.name))

@@ -18,17 +18,30 @@ from inferway.openai_api.llm_request import LLMRequest
 from inferway.openai_api.requests import CompletionRequest
 from inferway.scheduling.idle import idle
 from inferway_bench.policies.cache import BlockCache
-from inferway_bench.policies.catalog import POLICIES, approximate, policy_named
-from inferway_bench.policies.chats import ChatSpec, chats
-from inferway_bench.policies.deaf import Memory
+from inferway_bench.policies.catalog import (
+    POLICIES,
+    CacheAware,
+    ConsistentHash,
+    Memory,
+    RoundRobin,
+    approximate,
+    chosen,
+    expected,
+    policy_named,
+)
 from inferway_bench.policies.engine import Engine, EngineSpec, Job
-from inferway_bench.policies.gateway import Feed, Gateway, Policy, endpoints_of
-from inferway_bench.policies.holders import Holders
-from inferway_bench.policies.oracle import expected
-from inferway_bench.policies.requests import Outcome, SimRequest, Workload, llm_request
-from inferway_bench.policies.simple import CacheAware, ConsistentHash, RoundRobin, chosen
+from inferway_bench.policies.gateway import Feed, Gateway, Holders, Policy, endpoints_of
+from inferway_bench.policies.requests import (
+    AGENTIC_MOST,
+    ChatSpec,
+    Outcome,
+    SimRequest,
+    Workload,
+    chats,
+    llm_request,
+    read_trace,
+)
 from inferway_bench.policies.simulate import FleetSpec, World, simulate
-from inferway_bench.policies.traces import AGENTIC_MOST, read_trace
 from inferway_bench.processes import BenchError
 from inferway_llmd.scheduling.producers.sent_blocks import SentBlocks
 from inferway_sim.cache import KvCache, Run
@@ -126,24 +139,6 @@ def test_a_token_that_looks_far_back_costs_more() -> None:
 
     assert spec.prompt_seconds(0, 1_000) == 1_500
     assert spec.prompt_seconds(1_000, 1_001) == pytest.approx(2.0, rel=1e-3)
-
-
-def test_engines_that_share_a_processor_slow_each_other() -> None:
-    """What begins while the other computes takes longer: prompt and answer."""
-    engine = msgspec.structs.replace(ONE.engine, beside=1.5)
-    fleet = msgspec.structs.replace(ONE, num_engines=2, engine=engine)
-    long, short = request(1, 2, 3, output=50), request(4, start=1e-6, output=3)
-    work, rate = at_times(long, short, request(5, 6, start=50.0))
-
-    outcome = simulate(work, rate, fleet, policy_named("round-robin"), seed=1)
-
-    times = [1.0, 1.5, 1.0]
-    alone = [engine.idle_ttft(request.prompt_tokens) for request in work.requests]
-    assert outcome.ttft == pytest.approx(
-        [a * t for a, t in zip(alone, times, strict=True)], abs=1e-5
-    )
-    steps = outcome.latency - outcome.ttft
-    assert steps[1] == pytest.approx(2 * 1.5 * (engine.step_seconds + engine.decode_seconds))
 
 
 def test_a_token_of_an_answer_pays_for_what_it_looks_at() -> None:

@@ -11,15 +11,14 @@ import numpy as np
 import pytest
 from bench.tests.runs import a_run, unseen
 
-from inferway_bench.policies.catalog import policy_named
-from inferway_bench.policies.chats import ChatSpec, chats
+from inferway_bench.policies.catalog import FULL_ALONE, OURS, policy_named
 from inferway_bench.policies.engine import EngineSpec
 from inferway_bench.policies.groups import GroupCache, GroupFeed, HybridSpec
-from inferway_bench.policies.requests import Outcome, SimRequest, Workload
+from inferway_bench.policies.requests import ChatSpec, Outcome, SimRequest, Workload, chats
 from inferway_bench.policies.simulate import FleetSpec, simulate
 from inferway_bench.processes import BenchError
 from inferway_bench.rows import Row
-from inferway_bench.simulate.hybrid import ALL_GROUPS, FULL_ALONE, HYBRID, HybridPlan, losses
+from inferway_bench.simulate.report import HYBRID, HybridPlan
 from inferway_bench.spread import Interval
 
 BLOCK = 128
@@ -54,9 +53,9 @@ def admit_and_end(engine: GroupCache, *blocks: int) -> int | None:
     return reused
 
 
-def run(hybrid: HybridSpec | None, workload: Workload = CHATS) -> Outcome:
+def run(hybrid: HybridSpec | None, workload: Workload = CHATS, policy: str = OURS) -> Outcome:
     fleet = FleetSpec(3, 0, engine=EngineSpec(cache_tokens=60_000), hybrid=hybrid)
-    return simulate(workload, 6.0, fleet, policy_named("expected-ttft"), seed=1)
+    return simulate(workload, 6.0, fleet, policy_named(policy), seed=1)
 
 
 # the caches
@@ -161,44 +160,44 @@ def test_full_attention_alone_is_believed_to_serve_more_than_is_reused(
     groups: str, speculation: str
 ) -> None:
     more = {}
-    for knows in (False, True):
-        outcome = run(HybridSpec(groups, speculation, knows))
-        more[knows] = float(np.mean(outcome.believed_tokens > outcome.cached_tokens))
+    for policy in (FULL_ALONE, OURS):
+        outcome = run(HybridSpec(groups, speculation), policy=policy)
+        more[policy] = float(np.mean(outcome.believed_tokens > outcome.cached_tokens))
 
-    assert more[True] < 0.1 * more[False]
+    assert more[OURS] < 0.1 * more[FULL_ALONE]
 
 
 # the benchmark
 
 
-def test_each_rule_has_a_row_and_that_of_all_groups_is_compared() -> None:
+def test_each_index_has_a_row_and_is_compared_with_the_one_that_knows_all() -> None:
     plan = HybridPlan(
-        trace="chats", kv_groups=("full+eagle",), engines=2, load=(0.5,), requests=60, seeds=2,
-        processes=1,
+        trace=("chats",), kv_groups=("full+eagle",), engines=(2,), load=(0.5,), requests=60,
+        seeds=2, processes=1,
     )  # fmt: skip
 
     shown = HYBRID.markdown(HYBRID.run(plan, unseen))
 
     assert "**full+eagle**" in shown
     [full], [ours] = (
-        [line for line in shown.splitlines() if line.startswith(f"| 50% | {rule} |")]
-        for rule in (FULL_ALONE, ALL_GROUPS)
+        [line for line in shown.splitlines() if line.startswith(f"| 50% | {policy} |")]
+        for policy in (FULL_ALONE, OURS)
     )
-    assert full.endswith("|  |  |  |  |")
-    assert ours.count(" to ") == 4
+    assert full.count(" to ") == 3
+    assert ours.count("1.000 (1.000 to 1.000)") == 3
 
 
-def test_where_all_groups_are_behind_is_a_loss() -> None:
-    ratios = {"ttft_p50_ratio": Interval(0.9, 0.8, 1.1), "ttft_p90_ratio": Interval(1.2, 1.1, 1.3)}
-    row = Row("hybrid", {"groups": "full", "load": "50%", "index": ALL_GROUPS}, {**ratios})
+def test_where_the_index_that_knows_all_is_behind_is_a_loss() -> None:
+    ratios = {"ttft_p50_ratio": Interval(0.9, 0.8, 1.1), "ttft_p90_ratio": Interval(0.8, 0.7, 0.9)}
+    keys = {"trace": "t", "groups": "full", "load": "50%", "policy": FULL_ALONE}
 
-    [loss] = losses(a_run("policies-hybrid", [row]))
+    [loss] = HYBRID.losses(a_run("policies-hybrid", [Row("simulations", keys, {**ratios})]))
 
-    assert "p90 TTFT of all groups is 1.200 (1.100 to 1.300) times" in loss
+    assert "p90 TTFT of expected-ttft-full-attention is 0.800 (0.700 to 0.900) times ours" in loss
 
 
 def test_an_unknown_group_of_the_plan_is_refused_before_anything_is_simulated() -> None:
-    plan = msgspec.structs.replace(HybridPlan(), trace="chats", kv_groups=("full,sliding",))
+    plan = HybridPlan(trace=("chats",), kv_groups=("full,sliding",))
 
     with pytest.raises(BenchError, match="'sliding'"):
         HYBRID.run(plan, unseen)

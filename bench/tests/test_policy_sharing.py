@@ -11,11 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferway_bench.policies.catalog import policy_named
-from inferway_bench.policies.chats import ChatSpec, chats
 from inferway_bench.policies.engine import Engine, EngineSpec, Job
-from inferway_bench.policies.gateway import Feed, Gateway
-from inferway_bench.policies.requests import Outcome, SimRequest, Workload
-from inferway_bench.policies.sharing import WORKERS, Counted, Post, SharingSpec, sharing_named
+from inferway_bench.policies.gateway import (
+    WORKERS,
+    Counted,
+    Feed,
+    Gateway,
+    Post,
+    SharingSpec,
+    sharing_named,
+)
+from inferway_bench.policies.requests import ChatSpec, Outcome, SimRequest, Workload, chats
 from inferway_bench.policies.simulate import FleetSpec, World, simulate
 from inferway_bench.processes import BenchError
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from inferway_bench.processes import BenchError
+from inferway_bench.processes import BenchError, Venv
 from inferway_bench.routers import (
     EngineAddress,
     Inferway,
@@ -21,7 +21,6 @@ from inferway_bench.routers import (
     since,
     total,
 )
-from inferway_bench.venvs import Venv
 
 PEERS = Venv(Path("/peers"))
 ENGINES = [EngineAddress("http://127.0.0.1:1", "tcp://127.0.0.1:2")]

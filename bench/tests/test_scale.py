@@ -8,7 +8,6 @@ import uvloop
 from bench.tests.runs import MACHINE, a_run
 
 from inferway_bench.dataplane.benchmark import LONG, PLAIN
-from inferway_bench.index.reading import reading_us
 from inferway_bench.processes import BenchError
 from inferway_bench.rows import Row, Run
 from inferway_bench.scale import (
@@ -18,15 +17,14 @@ from inferway_bench.scale import (
     carried,
     end,
     findings,
-    goals,
     process_rows,
     share_rows,
 )
-from inferway_bench.scale_worker import Filling, Grown, measure
+from inferway_bench.scale_worker import Filling, Grown, measure, reading_us
 
 TINY = Filling(block_size=16, blocks_held=128, prompt_tokens=320, decisions=2, repeats=2, seed=1)
 PLAN = ScalePlan(requests=2.0, new_blocks=16)  # two batches for each request
-ONCE = Once(request_us=300.0, scrape_us=1_000.0, read_us=20.0, times_as_slow=1.0)
+ONCE = Once(request_us=300.0, scrape_us=1_000.0, read_us=20.0)
 
 
 def grown(decision: float) -> Grown:
@@ -84,18 +82,6 @@ def test_the_report_says_where_it_ends() -> None:
     assert "- a hub and 3 workers use at most one core each; the group reaches this at" in text
 
 
-def test_what_a_faster_machine_would_carry_is_said_to_be_an_estimate() -> None:
-    parts = {100: grown(100.0), 1_000: grown(100.0)}
-    [*_, here] = findings(PLAN, parts, ONCE, "a stored run", 20_000).about
-    [*_, most, slow] = findings(
-        PLAN, parts, ONCE._replace(times_as_slow=2.0), "a stored run", 20_000
-    ).about
-
-    assert most == here
-    assert "takes 2.00 times as long" in slow
-    assert slow.endswith("which is an estimate")
-
-
 def test_the_hub_has_events_and_scrapes_and_workers_the_requests_and_what_they_are_told() -> None:
     [alone] = shares(50)
     [row] = process_rows(PLAN, [alone], {50: grown(100.0)})
@@ -108,19 +94,6 @@ def test_the_hub_has_events_and_scrapes_and_workers_the_requests_and_what_they_a
     answers = (alone.median("requests") + alone.median("decisions")) / 3
     assert row.values["worker"] == pytest.approx(answers + followed)
     assert row.values["all"] == pytest.approx(max(hub, answers + followed))
-
-
-@pytest.mark.parametrize(("cores", "judged"), [(4, 1), (8, 0)])
-def test_a_hub_and_three_workers_are_judged(cores: int, judged: int) -> None:
-    parts = {100: grown(100.0), 1_000: grown(100.0)}
-    plan = msgspec.structs.replace(PLAN, cores=cores)
-    found = findings(plan, parts, ONCE, "a stored run", 20_000)
-
-    judgements = goals(a_run("scale", found))
-
-    most = end([row for row in found.rows if row.table == "processes"])
-    assert most is not None
-    assert [each.found for each in judgements] == [f"{most:,.0f}"] * judged
 
 
 def dataplane(**head: object) -> Run:

@@ -189,27 +189,3 @@ def test_with_no_time_between_steps_all_comes_at_once(engine: TrivialEngine) -> 
 
     assert answer.endswith(b"data: [DONE]\n\n")
     assert msgspec.json.decode(written) == {"events": 4}
-
-
-async def test_a_prefill_leg_is_answered_with_a_reference_and_counted(
-    engine: TrivialEngine,
-) -> None:
-    leg = {"messages": [], "kv_transfer_params": {"do_remote_decode": True}}
-    chats = "/v1/chat/completions"
-
-    with_ids = {
-        "messages": [],
-        "kv_transfer_params": {"do_remote_decode": True, "prompt_token_ids": [7] * 17},
-    }
-
-    answers = await ask(
-        engine, (chats, leg), (chats, with_ids), (chats, {"messages": []}), ("/bench/legs", None)
-    )
-
-    whole, of_ids, plain, legs = (msgspec.json.decode(body) for _, body in answers)
-    reference = of_ids["kv_transfer_params"]
-    assert whole["kv_transfer_params"]["do_remote_prefill"] is True
-    assert of_ids["usage"]["prompt_tokens"] == reference["remote_num_tokens"] == 17
-    assert reference["remote_block_ids"] == [[1, 2]]
-    assert "kv_transfer_params" not in plain
-    assert legs == {"prefill": 2, "decode": 0}

@@ -100,7 +100,7 @@ def test_help_is_said_without_the_parts_that_serve_or_measure(typed: tuple[str, 
 
     modules = {line.rpartition("|")[2].strip() for line in imported.splitlines()}
     assert not modules & {"aiohttp", "rich", "numpy", "tokenizers", "uvloop", "zmq"}
-    assert "inferway_bench.catalog" not in modules
+    assert "inferway_bench.harness" not in modules
 
 
 @pytest.mark.parametrize("typed", ["serv", "simulat", "docter"])

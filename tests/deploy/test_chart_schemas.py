@@ -14,7 +14,7 @@ from tests.deploy.chart import VALUE_SETS, Tree, render, value_set
 from tests.deploy.custom_resources import KINDS, complaints
 from tests.deploy.linters import install_linters, said
 
-from inferway_bench.venvs import Venv
+from inferway_bench.processes import Venv
 
 pytestmark = pytest.mark.helm
 

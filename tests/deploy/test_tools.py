@@ -9,7 +9,7 @@ import pytest
 import yaml
 from tests.deploy.linters import install_linters, said
 
-from inferway_bench.venvs import Venv
+from inferway_bench.processes import Venv
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"

@@ -19,7 +19,6 @@ from tests.engines.small_model import first_layers
 from tests.engines.vllm_code import INSTALLED, SOURCES, VllmCode, code_of
 from tests.engines.waiting import wait_until
 
-from inferway_bench.templates import FOLDER
 from inferway_sim.prepare import prepare_smollm2
 
 HERE = Path(__file__).parent
@@ -225,7 +224,7 @@ def serve_in_two_legs(
     """`inferway serve` that has every prompt computed by the one engine, and answered by the
     other. It is entered when both have told all of themselves: vLLM's first /server_info takes
     seconds."""
-    words = ["serve", "--scheduling", str(FOLDER / "legs.yaml"), *flags]
+    words = ["serve", "--scheduling", str(HERE / "two_legs.yaml"), *flags]
     for engine, role in ((prefill, "prefill"), (decode, "decode")):
         words += ["--engine", f"{engine.url},role={role}"]
 

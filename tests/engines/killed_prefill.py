@@ -34,7 +34,6 @@ from tests.engines.nixl import NixlEngine, fetched
 from tests.engines.small_model import first_layers
 from tests.engines.waiting import wait_until
 
-from inferway_bench.dataplane.legs import TwoLegVllmRouter
 from inferway_bench.processes import running
 from inferway_bench.routers import EngineAddress, Place, VllmRouter, all_routers
 from inferway_sim.prepare import prepare_smollm2
@@ -46,6 +45,18 @@ KILL_SECONDS = 60  # between two kills
 PROMPT_TOKENS = 200
 ANSWER_TOKENS = 6
 TOLERANCE = 1e-3
+
+
+class TwoLegVllmRouter(VllmRouter):
+    """vllm-router with --vllm-pd-disaggregation: the first engine prefills, the second decodes."""
+
+    def command(self, place: Place) -> list[str]:
+        words = [str(self.peers.executable(self.package)), "--vllm-pd-disaggregation"]
+        words += ["--kv-connector", "nixl", "--policy", self.policy]
+        prefill, decode = place.engines
+        words += ["--prefill", prefill.url, "--decode", decode.url]
+        words += ["--host", "127.0.0.1", "--port", str(place.port)]
+        return [*words, "--prometheus-port", str(place.metrics_port)]
 
 
 @dataclass

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import msgspec
 import uvloop
+from tests.soak.hosts import check_hosts
 from tests.soak.soak import Plan, Result, run
 
-from inferway_bench.hosts import check_hosts
 from inferway_bench.machine import this_machine
 from inferway_bench.processes import BenchError
 

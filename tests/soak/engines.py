@@ -16,8 +16,8 @@ from pathlib import Path
 
 import aiohttp
 from tests.fork_server import INFERWAY
+from tests.soak.hosts import OwnHost
 
-from inferway_bench.hosts import OwnHost
 from inferway_bench.processes import free_port
 
 MODEL = "soaked"

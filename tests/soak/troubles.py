@@ -15,9 +15,8 @@ from typing import TypeVar
 
 from tests.soak.engines import EngineProcess, Wire
 from tests.soak.history import SLOW, History
+from tests.soak.hosts import Cut
 from tests.soak.waits import SLOWER
-
-from inferway_bench.hosts import Cut
 
 T = TypeVar("T")
 Make = Callable[[asyncio.Event], Awaitable[None]]

@@ -17,8 +17,8 @@ import aiohttp
 import msgspec
 from tests.soak.engines import EngineProcess, Wire
 from tests.soak.gateway import Counts
+from tests.soak.hosts import own_host
 
-from inferway_bench.hosts import own_host
 from inferway_bench.processes import free_port
 from inferway_bench.routers import read_metrics, total
 

@@ -21,8 +21,7 @@ import msgspec
 from rich.table import Table as TerminalTable
 
 from inferway_bench.machine import times_as_slow
-from inferway_bench.report import Better, Table
-from inferway_bench.rows import Run
+from inferway_bench.rows import Better, Run, Table
 from inferway_bench.spread import Interval, ratio_of_medians
 
 _LEAST_REPEATS = 3

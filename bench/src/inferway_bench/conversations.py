@@ -1,4 +1,5 @@
-"""Request bodies made of real text: short chats and long ones that grow turn by turn.
+"""Request bodies made of real text: short chats and long ones that grow turn by turn; and the token
+ids that an engine would see of a body.
 
 The text is a sample of OpenAssistant's oasst1 (Apache-2.0), kept beside this file: threads of
 distinct trees, joined into four conversations of about 8,000 tokens (SmolLM2's tokenizer), and
@@ -18,7 +19,10 @@ from pathlib import Path
 
 import msgspec
 
-from inferway_bench.packed import unpacked
+from inferway.openai_api.requests import parse_chat
+from inferway.prompts.render_requests import GetOrCreateTokenizerKeyRequest, RenderChatRequest
+from inferway.prompts.renderer import Renderer
+from inferway_bench.data_files import unpacked
 
 # Takes the place of the number that makes each request's last turn new; no text contains it.
 _MARK = "<<number>>"
@@ -73,11 +77,6 @@ def sessions_without_last_turn(model: str) -> list[bytes]:
     return [_encode(model, session) for session in _sample().sessions]
 
 
-def texts() -> list[str]:
-    """All that is said in the long conversations, turn by turn."""
-    return [message["content"] for session in _sample().sessions for message in session]
-
-
 def _template(
     model: str, history: list[dict[str, str]], question: str, **more: bool
 ) -> BodyTemplate:
@@ -95,3 +94,30 @@ def _encode(model: str, messages: list[dict[str, str]], **more: bool) -> bytes:
 def _sample() -> _Sample:
     path = Path(__file__).with_name("data") / "conversations.json.gz"
     return msgspec.json.decode(unpacked(path), type=_Sample)
+
+
+class EnginePrompts:
+    """One model's prompts. Close it."""
+
+    def __init__(self, root: str) -> None:
+        self._renderer = Renderer(num_threads=1)
+        wanted = GetOrCreateTokenizerKeyRequest(root, is_local=True)
+        self._key = self._renderer.get_or_create_tokenizer_key(wanted)
+
+    def token_ids(self, body: bytes) -> list[int]:
+        """Raises InvalidRequestError or TemplateError."""
+        return self._token_ids(body, add_generation_prompt=True)
+
+    def cached_token_ids(self, body: bytes) -> list[int]:
+        """As `token_ids`, for a chat that will go on: without the generation prompt."""
+        return self._token_ids(body, add_generation_prompt=False)
+
+    def _token_ids(self, body: bytes, *, add_generation_prompt: bool) -> list[int]:
+        request = RenderChatRequest(
+            self._key, parse_chat(body).messages, add_generation_prompt=add_generation_prompt
+        )
+        ids: list[int] = self._renderer.render_chat(request).input_ids.tolist()
+        return ids
+
+    def close(self) -> None:
+        self._renderer.close()

@@ -1,7 +1,7 @@
 """From a benchmark to its command: its plan makes the flags, its rows make everything else.
 
 A benchmark is one file. It has a plan, a function that measures and returns `Findings`, and what is
-shown of them: tables, a chart and requirements. Its command writes JSON, tables, pictures and pages
+shown of them: tables and a chart. Its command writes JSON, tables, pictures and pages
 and compares runs; all of that is here.
 
     class RoutePlan(msgspec.Struct, frozen=True):
@@ -16,12 +16,14 @@ and compares runs; all of that is here.
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import click
 import msgspec
@@ -33,9 +35,19 @@ from inferway_bench import flags, pages, plotting
 from inferway_bench.compare import Comparison, compare, comparison_table
 from inferway_bench.machine import command_line, this_machine
 from inferway_bench.plotting import Chart
-from inferway_bench.progress import OnStep, shown_progress
-from inferway_bench.report import Table, measured_lines, shown_tables
-from inferway_bench.rows import Findings, Goal, Run, load_run, write_run
+from inferway_bench.processes import OnStep
+from inferway_bench.rows import (
+    Findings,
+    Run,
+    Table,
+    load_run,
+    measured_lines,
+    shown_tables,
+    write_run,
+)
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 P = TypeVar("P", bound=msgspec.Struct)
 
@@ -60,7 +72,6 @@ class Benchmark(Generic[P]):
     tables: Sequence[Table]
     chart: Chart | None = None
     quick: Mapping[str, Any] = field(default_factory=dict)  # fields of the plan with --quick
-    goals: Callable[[Run], list[Goal]] = _nothing  # what is required of a run, judged
     losses: Callable[[Run], list[str]] = _nothing  # sentences: where others are ahead, beyond noise
     glance: Callable[[Run], str] | None = None  # one table, for README.md, in markdown
     question: str = ""  # what the page's reader wants to know
@@ -97,7 +108,7 @@ class Benchmark(Generic[P]):
 
     def markdown(self, run: Run) -> str:
         """Return what the page of the benchmark has of a run: all tables, and the picture."""
-        shown = shown_tables(run, self.tables, self.goals(run))
+        shown = shown_tables(run, self.tables)
         lines = [*measured_lines(run), *run.about, *(line for s in shown for line in s.markdown())]
         if self.chart is not None:
             title = plotting.drawn(run, self.chart, "").title
@@ -114,7 +125,7 @@ class Benchmark(Generic[P]):
     def show(self, run: Run) -> None:
         """Print the tables on standard output, and below them what was noted and missed."""
         console = console_of()
-        for table in shown_tables(run, self.tables, self.goals(run)):
+        for table in shown_tables(run, self.tables):
             if table.in_details:
                 continue
             console.print(table.terminal())
@@ -138,7 +149,11 @@ class Benchmark(Generic[P]):
         own: list[click.Parameter] = list(flags.parameters(self.plan))
         if self.quick:
             own.insert(0, click.Option(["--quick"], is_flag=True, help=quick))
-        common = _common_options(pages.file_of(self.name))
+        common = [
+            option
+            for option in _common_options(pages.file_of(self.name))
+            if option.name != "plot" or self.chart is not None
+        ]
         title = "What is asked" if self.typed else "What is measured"
         measured = Section(title, f"{example}{' --quick' if self.quick else ''}")
         results = Section("Results", f"{example} --json")
@@ -150,7 +165,8 @@ class Benchmark(Generic[P]):
         )
 
     def _main(self, **given: Any) -> None:
-        output = {name: given.pop(name) for name in ("as_json", "save", "plot", "old", "tolerance")}
+        names = ("as_json", "save", "plot", "old", "tolerance")
+        output = {name: given.pop(name, None) for name in names}
         base = self.quick if given.pop("quick", False) else {}
         try:
             plan = self.plan(**{**base, **flags.given(given)})
@@ -181,21 +197,21 @@ class Benchmark(Generic[P]):
         if not path.is_dir():
             path.write_bytes(write_run(run))
             return
-        from inferway_bench.catalog import BENCHMARKS  # it imports this module
+        from inferway_bench.cli import benchmarks  # which imports this module
 
         results = pages.results_of(run.benchmark, path)
         results.parent.mkdir(exist_ok=True)
         results.write_bytes(write_run(run))
         self._stored_as(run).draw(run, results.parent, ("svg",))
-        pages.write(path, BENCHMARKS)
+        pages.write(path, benchmarks())
 
     def _stored_as(self, run: Run) -> Benchmark[Any]:
         """The benchmark that a run is stored as, whose chart is another one."""
         if run.benchmark == self.name:
             return self
-        from inferway_bench.catalog import BENCHMARKS  # it imports this module
+        from inferway_bench.cli import benchmarks  # which imports this module
 
-        return next((one for one in BENCHMARKS if one.name == run.benchmark), self)
+        return next((one for one in benchmarks() if one.name == run.benchmark), self)
 
 
 def _without_place(path: object) -> str:
@@ -250,3 +266,31 @@ def console_of(*, stderr: bool = False) -> Console:
     if not console.is_terminal:
         console.width = _WIDE
     return console
+
+
+@contextmanager
+def shown_progress() -> Iterator[OnStep]:
+    """Show on standard error what is under way, if that is a terminal. Nothing is drawn between two
+    calls: a thread that draws would take time from what is measured."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TimeElapsedColumn(), BarColumn(20), TextColumn("{task.description}"))
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, auto_refresh=False) as shown:
+        yield _StepBar(shown)
+
+
+class _StepBar:
+    """Counts as it is told, or as the words say it (`short chat: round_robin, 3 of 7`)."""
+
+    def __init__(self, shown: Progress) -> None:
+        self._shown = shown
+        self._task = shown.add_task("starting", total=None)
+
+    def __call__(self, what: str, done: int | None = None, total: int | None = None) -> None:
+        counted = re.search(r"([\d,]+) of ([\d,]+)", what)
+        if total is None and counted is not None:
+            done, total = (int(number.replace(",", "")) for number in counted.groups())
+        self._shown.update(
+            self._task, description=what, completed=done or 0, total=total, refresh=True
+        )

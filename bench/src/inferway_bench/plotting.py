@@ -9,8 +9,7 @@ from statistics import fmean
 from textwrap import fill
 from typing import Any, NamedTuple
 
-from inferway_bench.report import split_by
-from inferway_bench.rows import Key, Row, Run, Value
+from inferway_bench.rows import Key, Row, Run, Value, split_by
 from inferway_bench.spread import Interval, mean_interval, median_interval
 
 _PANEL_INCHES = (5.6, 4.0)

@@ -1,21 +1,31 @@
-"""Child processes of a benchmark: started, awaited, always ended; their output goes to files."""
+"""Child processes of a benchmark: started, awaited, always ended; asked in JSON lines, or run once
+under a Python that may be one of a venv that is made and kept."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any, Self, TypeVar
 
 from inferway.errors import InferwayError
+from inferway_bench.cpu import resident_bytes
 
+OnStep = Callable[..., None]
+"""Called with what is under way, and how much of it is done, and of how much, where that is known:
+`on_step("short chat")`, `on_step("requests", 35, 100)`."""
 # Loopback only: a proxy from the environment would measure the proxy.
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -118,3 +128,117 @@ def with_sources() -> dict[str, str]:
     files = (find_spec(name) for name in packages)
     folders = dict.fromkeys(str(Path(str(one.origin)).parents[1]) for one in files if one)
     return {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
+
+
+@dataclass(frozen=True, slots=True)
+class Venv:
+    """A venv's directory."""
+
+    directory: Path
+
+    def executable(self, name: str) -> Path:
+        return self.directory / "bin" / name
+
+
+def install_venv(directory: Path, wanted: Sequence[str], on_step: OnStep, cure: str) -> Venv:
+    """The venv in `directory` with exactly the packages `wanted` (NAME==VERSION), made of this
+    process's interpreter if it is not there or holds others.
+
+    Raises BenchError with pip's own words and `cure` when they cannot be had.
+    """
+    venv = Venv(directory / "venv")
+    installed = directory / "installed.txt"
+    if installed.is_file() and installed.read_text().split() == list(wanted):
+        return venv
+    on_step(f"making a venv in {venv.directory}")
+    _run([sys.executable, "-m", "venv", "--clear", str(venv.directory)], cure)
+    on_step(f"installing {' and '.join(wanted)} from PyPI (once)")
+    _run([str(venv.executable("python")), "-m", "pip", "install", "--quiet", *wanted], cure)
+    installed.write_text("\n".join(wanted) + "\n")
+    return venv
+
+
+def _run(command: list[str], cure: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise BenchError(
+            f"{' '.join(command)}: ended with {done.returncode}: {done.stderr.strip()[-500:]}; "
+            f"fix: {cure}"
+        )
+
+
+_TAIL = 800  # characters of its standard error, told with an error
+_Side = TypeVar("_Side")
+
+
+def in_turn(sides: Sequence[_Side], repeat: int) -> list[_Side]:
+    """Return `sides` in the order of a repeat: another one is first each time, so that what the
+    machine does meets all alike."""
+    first = repeat % len(sides)
+    return [*sides[first:], *sides[:first]]
+
+
+def result_of(python: object, module: str, *words: str) -> Any:
+    """Run a module of ours under a Python that need not have it installed, and return the JSON
+    value that it prints. Raises BenchError, with what it said last, when it fails."""
+    command = [str(python), "-m", module, *words]
+    done = subprocess.run(command, capture_output=True, text=True, env=with_sources(), check=False)
+    if done.returncode != 0:
+        raise BenchError(
+            f"{module}: its process ended with {done.returncode}: {done.stderr.strip()[-_TAIL:]}"
+        )
+    return json.loads(done.stdout)
+
+
+class JsonWorker:
+    """A process that answers each JSON line on its standard input with one on its standard output.
+    It lives as long as the `with`. Not for several threads."""
+
+    def __init__(self, name: str, command: Sequence[object], env: Mapping[str, str]) -> None:
+        self.name = name
+        self._errors = TemporaryFile()  # noqa: SIM115 closed in __exit__
+        self._process = subprocess.Popen(
+            [str(word) for word in command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            env=dict(env),
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+        self._errors.close()
+
+    def ask(self, question: object) -> Any:
+        """Return the answer. Raises BenchError, with what the process said last, when it has
+        ended."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(question).encode() + b"\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            raise self._ended() from None
+        return self.read()
+
+    def read(self) -> Any:
+        """Return what the process says next. Raises BenchError as `ask` does."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise self._ended()
+        return json.loads(line)
+
+    @property
+    def resident_bytes(self) -> int:
+        """The resident memory of the process and its children."""
+        return resident_bytes(self._process.pid)
+
+    def _ended(self) -> BenchError:
+        status = self._process.wait()
+        self._errors.seek(0)
+        tail = self._errors.read().decode(errors="replace")[-_TAIL:]
+        return BenchError(f"{self.name}: its worker ended with {status}: {tail}")

@@ -24,15 +24,16 @@ from inferway.kv.events.stream import StreamState
 from inferway_bench.flags import flag
 from inferway_bench.processes import (
     BenchError,
+    OnStep,
+    Venv,
     answers,
     free_port,
     get,
+    install_venv,
     request,
     running,
     wait_until,
 )
-from inferway_bench.progress import OnStep
-from inferway_bench.venvs import Venv, install_venv
 
 BLOCK_SIZE = 16  # tokens; vLLM's default on GPUs
 PEERS = {"vllm-router": "0.1.17", "sglang-router": "0.3.2"}  # from PyPI

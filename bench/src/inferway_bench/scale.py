@@ -33,17 +33,12 @@ from inferway_bench.dataplane.benchmark import LONG, PLAIN
 from inferway_bench.flags import flag
 from inferway_bench.harness import Benchmark
 from inferway_bench.index.engine import endless_events, step
-from inferway_bench.index.reading import reading_us
 from inferway_bench.machine import Machine, this_machine, times_as_slow
 from inferway_bench.peers.fleets import simulated_fleet
 from inferway_bench.peers.plan import SimulatedEngines
-from inferway_bench.plotting import Chart, Plot
-from inferway_bench.processes import BenchError
-from inferway_bench.progress import OnStep
-from inferway_bench.report import Column, Table
-from inferway_bench.rows import Findings, Goal, Row, Run, goal, load_run
-from inferway_bench.scale_worker import EVENT_BLOCKS, Filling, Grown
-from inferway_bench.workers import result_of
+from inferway_bench.processes import BenchError, OnStep, result_of
+from inferway_bench.rows import Column, Findings, Row, Run, Table, load_run
+from inferway_bench.scale_worker import EVENT_BLOCKS, Filling, Grown, reading_us
 from inferway_sim.prepare import prepare_smollm2
 
 
@@ -87,8 +82,7 @@ class ScalePlan(msgspec.Struct, frozen=True):
 def measure(plan: ScalePlan, on_step: OnStep) -> Findings:
     """Measure the parts, one number of engines after the other. Raises BenchError."""
     on_step("rendering and tokenizing")
-    dataplane, here = load_run(plan.dataplane), this_machine()
-    request_us, made_of = carried(dataplane, here, _prompt_us())
+    request_us, made_of = carried(load_run(plan.dataplane), this_machine(), _prompt_us())
     on_step("scraping an engine")
     scrape_us, page_bytes = _scrapes(plan)
     on_step("reading batches from sockets")
@@ -99,8 +93,7 @@ def measure(plan: ScalePlan, on_step: OnStep) -> Findings:
         words = (str(engines), msgspec.json.encode(plan.filling).decode())
         found = result_of(sys.executable, "inferway_bench.scale_worker", *words)
         grown[engines] = msgspec.convert(found, Grown)
-    times = times_as_slow(here, dataplane.machine) or 1.0
-    once = Once(request_us, median(scrape_us), median(read_us), times)
+    once = Once(request_us, median(scrape_us), median(read_us))
     return findings(plan, grown, once, made_of, page_bytes)
 
 
@@ -110,7 +103,6 @@ class Once(NamedTuple):
     request_us: float  # carrying a request, and knowing its tokens
     scrape_us: float  # of an engine
     read_us: float  # a batch of events, from its socket
-    times_as_slow: float  # this machine, by the yardstick, as that of the dataplane's run
 
 
 def _batch(plan: ScalePlan) -> bytes:
@@ -142,7 +134,7 @@ def findings(
             "(decoding, order, digests, index) with the batches of all engines, and the production "
             "director with the default scheduling; the sockets that batches come by are measured "
             "apart. Not included: forwarding streamed answers, which `bench dataplane` measures, "
-            "and what a hub does for each of its workers' requests, which `bench workers` does.",
+            "and what a hub does for each of its workers' requests.",
             "",
             f"- the load: each engine answers {plan.requests:g} request a second of "
             f"{plan.prompt_tokens:,} tokens, stores {plan.new_blocks} new blocks for it and drops "
@@ -155,23 +147,9 @@ def findings(
             f"- one process uses at most one core; it {_reaches(end(shares))}",
             f"- a hub and {plan.cores - 1} workers use at most one core each; the group "
             f"{_reaches(end(divided))}",
-            *_elsewhere(once.times_as_slow, divided),
         ],
         facts={"cores": plan.cores},
     )
-
-
-def _elsewhere(times: float, divided: Sequence[Row]) -> list[str]:
-    """What the group would carry on a machine as fast as that of the dataplane's run, if that is
-    another."""
-    most = end(divided)
-    if most is None or 0.9 < times < 1.1:
-        return []
-    return [
-        f"- by the yardstick this machine takes {times:.2f} times as long as the one of the stored "
-        f"run of dataplane: there the group would carry about {most * times:,.0f} engines, if all "
-        "parts were faster by that much, which is an estimate"
-    ]
 
 
 def _reaches(engines: float | None) -> str:
@@ -297,15 +275,6 @@ async def _scrape(url: str, plan: ScalePlan) -> tuple[list[float], int]:
     return found, size
 
 
-def goals(run: Run) -> list[Goal]:
-    """Judge how many engines a hub and three workers carry."""
-    rows = [row for row in run.rows if row.table == "processes"]
-    most = end(rows) if rows else None
-    if most is None or run.facts["cores"] != 4:
-        return []
-    return [goal("engines of a hub and 3 workers", most, least=1_300, form="{:,.0f}")]
-
-
 _SHARE = "{:.1%}"
 SCALE = Benchmark(
     "scale",
@@ -349,17 +318,6 @@ SCALE = Benchmark(
             [*(Column(name, form=_SHARE) for name in ("hub", "told", "worker", "followed"))],
         ),
     ],
-    goals=goals,
-    chart=Chart(
-        "One gateway process, by the number of engines",
-        [
-            Plot(
-                "shares", ["all"], "engines", y_label="of one core, %", factor=100,
-                levels={"one core": 100},
-            ),
-            Plot("costs", ["resident_mib"], "engines", y_label="memory, MiB"),
-        ],
-    ),
     question="how many engines one gateway process can serve",
     takes="10 minutes",
 )  # fmt: skip

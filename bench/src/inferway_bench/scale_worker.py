@@ -6,11 +6,14 @@ index and event path filled by so many engines, and the production director befo
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
+import socket
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from itertools import chain, islice
 
 import msgspec
@@ -19,17 +22,43 @@ import uvloop
 
 from inferway.cluster.bus.messages import IndexChanged, Message
 from inferway.cluster.teller import ToldIndex
+from inferway.fleet.columns import EndpointColumns, ModelRows
+from inferway.fleet.zmtp import (
+    COMMAND,
+    GREETING,
+    MORE,
+    Owner,
+    ZmtpConnection,
+    frame,
+    keep_connected,
+    ready,
+)
 from inferway.kv.blocks.keys import BlockHasher
 from inferway.kv.index.changes import IndexChanges
 from inferway.kv.index.copied import CopiedIndex
 from inferway.kv.index.memory import MemoryIndex
 from inferway.kv.index.protocol import Op, Store
-from inferway.model import RequestHead
+from inferway.kv.index.speculative import SpeculativeOverlay
+from inferway.model import (
+    EXACT,
+    Candidates,
+    Endpoint,
+    HolderId,
+    RequestHead,
+    TokenIds,
+    Tokenized,
+)
+from inferway.openai_api.requests import ChatRequest, CountTokensRequest, PromptBody
+from inferway.prompts.served import ServedModel
+from inferway.routing.director import Director
+from inferway.routing.match import Matcher
+from inferway.scheduling.load import load_scheduling
 from inferway_bench.cpu import resident_bytes
-from inferway_bench.idle_engines import MODEL, GivenTokens, idle_director
 from inferway_bench.index.engine import FollowedEngine, endless_events, payload, step
 from inferway_bench.index.worker import VOCABULARY, Stored
 
+MODEL = "m"
+_SKIPPED = 3  # rounds that warm up
 _HEAD = RequestHead("POST", "/v1/chat/completions", "", ())
 _BODY = msgspec.json.encode({"model": MODEL, "messages": [{"role": "user", "content": "hi"}]})
 EVENT_BLOCKS = 8  # of a batch
@@ -178,7 +207,13 @@ async def _decisions(filling: Filling, engines: int, index: MemoryIndex) -> list
     keys = BlockHasher(filling.block_size).keys(tokens)
     index.apply([Store(holder, keys[: len(keys) // 8]) for holder in range(engines)])
     index.apply([Store(holder, keys[: len(keys) * 7 // 8]) for holder in range(min(3, engines))])
-    director = idle_director(index, GivenTokens(tokens), engines, filling.block_size)
+    model = ServedModel(MODEL, GivenTokens(tokens), (filling.block_size,))
+    director = Director(
+        IdleEngines(model, engines, filling.block_size),
+        Matcher(index, SpeculativeOverlay()),
+        load_scheduling(None),
+        time.monotonic,
+    )
     found = []
     for repeat in range(filling.repeats + 1):
         began = time.process_time()
@@ -189,6 +224,122 @@ async def _decisions(filling: Filling, engines: int, index: MemoryIndex) -> list
         if repeat:  # the first warms up
             found.append((time.process_time() - began) * 1e6 / filling.decisions)
     return found
+
+
+class GivenTokens:
+    """A prompt source for which every prompt is `token_ids`."""
+
+    def __init__(self, token_ids: TokenIds) -> None:
+        self.token_ids = token_ids
+
+    def within(self, contexts: object, rules: object) -> GivenTokens:  # noqa: ARG002
+        return self
+
+    async def tokenize(self, body: PromptBody) -> Tokenized:  # noqa: ARG002
+        return Tokenized([self.token_ids])
+
+    async def chat_of(self, body: CountTokensRequest) -> ChatRequest:
+        return ChatRequest(messages=body.messages)
+
+    def rendered_text(self, body: ChatRequest) -> str | None:  # noqa: ARG002
+        return None
+
+    @property
+    def local(self) -> None:
+        return None
+
+
+class IdleEngines:
+    """A fleet of engines that do nothing and serve one model. Its table is the fleet's own."""
+
+    def __init__(self, model: ServedModel, engines: int, block_size: int) -> None:
+        self._model = model
+        self._block_size = block_size
+        endpoints = [Endpoint(f"e{i}", f"http://e{i}", i) for i in range(engines)]
+        self._rows = ModelRows(endpoints)
+        self.columns = EndpointColumns(engines)
+        self.columns.states[:] = EXACT
+        self.columns.block_sizes[:] = self.columns.cuts[:] = block_size
+
+    def model(self, name: str) -> ServedModel:  # noqa: ARG002
+        return self._model
+
+    def sole_model(self) -> str:
+        return self._model.name
+
+    def candidates(self, model: str) -> Candidates:  # noqa: ARG002
+        return self._rows.candidates(self.columns)
+
+    def cut(self, holder: HolderId) -> int | None:  # noqa: ARG002
+        return self._block_size
+
+    def heal(self, endpoint: Endpoint) -> bool:  # noqa: ARG002
+        return False
+
+    def _nothing(self, *_: object, **__: object) -> None:
+        """Do nothing: requests are decided and not sent, none fails, and no engine reports."""
+
+    book = release = healed = reports = suspect = _nothing
+
+
+class _Counting(Owner):
+    """An owner of connections that does nothing with what they bring."""
+
+    def __init__(self) -> None:
+        self.up = 0
+        self.messages = 0
+
+    def connected(self, connection: ZmtpConnection) -> None:
+        del connection
+        self.up += 1
+
+    def received(self, connection: ZmtpConnection, messages: list[list[bytes]]) -> None:
+        del connection
+        self.messages += len(messages)
+
+    def refused(self, fault: str) -> None:
+        raise ConnectionError(fault)
+
+
+async def reading_us(payload: bytes, connections: int, rounds: int) -> list[float]:
+    """Return the CPU microseconds of reading a batch, one of each connection and all at once, as
+    they are read where a process is busy; a figure for each round. Connections are TCP on this
+    machine, and what its kernel does for those who send is not counted."""
+    counting = _Counting()
+    make = partial(ZmtpConnection, "SUB", counting)
+    batch = frame(MORE, b"") + frame(MORE, bytes(8)) + frame(0, payload)
+    with socket.create_server(("127.0.0.1", 0), backlog=connections) as listening:
+        port = listening.getsockname()[1]
+        tasks = [
+            asyncio.ensure_future(keep_connected(f"tcp://127.0.0.1:{port}", counting, make))
+            for _ in range(connections)
+        ]
+        publishers = []
+        try:
+            for _ in range(connections):
+                publishers.append(await asyncio.to_thread(listening.accept))
+                publishers[-1][0].sendall(GREETING + frame(COMMAND, ready("PUB")))
+            while counting.up < connections:
+                await asyncio.sleep(0)
+            ours = [publisher for publisher, _ in publishers]
+            took = [await _round(ours, batch, counting) for _ in range(_SKIPPED + rounds)]
+            return took[_SKIPPED:]
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            for publisher, _ in publishers:
+                publisher.close()
+
+
+async def _round(publishers: Sequence[socket.socket], batch: bytes, counting: _Counting) -> float:
+    for publisher in publishers:
+        publisher.sendall(batch)
+    expected = counting.messages + len(publishers)
+    began = time.thread_time()
+    while counting.messages < expected:
+        await asyncio.sleep(0)
+    return (time.thread_time() - began) * 1e6 / len(publishers)
 
 
 if __name__ == "__main__":

@@ -8,11 +8,6 @@ with its url when it listens, and serves until it gets SIGTERM. Benchmarks tell 
 - `POST /bench/streams {"tokens": 500, "seconds": 0.004}` sets how streams come: step by step, one
   token for each stream that runs, as from a real engine; with 0 seconds all at once;
 - `GET /bench/written` counts the events of all streams: the role, the tokens, the usage, [DONE].
-
-A request that asks for its blocks to be kept (`do_remote_decode`) is answered with a reference to
-them, as an engine with NIXL does; `GET /bench/legs` counts these, and those that bring one. The
-reference has as many blocks as the prompt, if its token ids are sent; else it is of a prompt of 160
-tokens, or of 8,000 if the body is long.
 """
 
 from __future__ import annotations
@@ -30,7 +25,7 @@ import xxhash
 import zmq
 
 from inferway.signals import listen
-from inferway_bench.engine_prompts import EnginePrompts
+from inferway_bench.conversations import EnginePrompts
 from inferway_bench.templates import FOLDER, JsonTemplates
 
 _SHORT_BYTES = 4096
@@ -43,9 +38,6 @@ _STREAM_HEAD = (
 ).encode()
 _CHATS = "/v1/chat/completions"
 _RENDER = f"{_CHATS}/render"
-_PREFILL_LEG, _DECODE_LEG = b'"do_remote_decode":true', b'"do_remote_prefill":true'
-_TOKEN_IDS = b'"prompt_token_ids":['
-_SHORT_TOKENS, _LONG_TOKENS = 160, 8000
 
 TokenIdsOf = Callable[[bytes], list[int]]
 
@@ -67,13 +59,6 @@ def _answer(body: bytes, content_type: str = "application/json", status: str = "
 
 def _json(value: object) -> bytes:
     return _answer(msgspec.json.encode(value))
-
-
-def _num_tokens(body: bytes) -> int:
-    start = body.find(_TOKEN_IDS)
-    if start >= 0:
-        return body.count(b",", start, body.index(b"]", start)) + 1
-    return _SHORT_TOKENS if len(body) < _SHORT_BYTES else _LONG_TOKENS
 
 
 _REFUSED = _answer(
@@ -107,9 +92,6 @@ class TrivialEngine:
         self._streams = _Streams(self._words)
         paths = (_CHATS, "/v1/models", "/kv_event_sources", "/server_info")
         self._answers = {path: _json(self._words.fill(path)) for path in (*paths, "/version")}
-        self._block_size = block_size
-        self._references: dict[int, bytes] = {}  # by the tokens of the prompt
-        self._legs = {"prefill": 0, "decode": 0}
         self._answers["/health"] = _answer(b"", "text/plain")
         metrics = (FOLDER / "vllm_metrics.txt").read_text()
         metrics = metrics.replace("$MODEL", model).replace("$BLOCK_SIZE", str(block_size))
@@ -126,26 +108,9 @@ class TrivialEngine:
             return _json({})
         if path == "/bench/written":
             return _json({"events": self._streams.written})
-        if path == "/bench/legs":
-            return _json(self._legs)
-        if _PREFILL_LEG in body:
-            self._legs["prefill"] += 1
-            return self._reference(_num_tokens(body))
-        if _DECODE_LEG in body:
-            self._legs["decode"] += 1
         if path == _RENDER and self._render is not None:
             return _json(self._words.fill(path, token_ids=self._render(body)))
         return self._answers.get(path, _REFUSED if path == _RENDER else _NOT_FOUND)
-
-    def _reference(self, tokens: int) -> bytes:
-        answer = self._references.get(tokens)
-        if answer is None:
-            chat, params = self._words.fill(_CHATS), self._words.fill("kv_transfer_params")
-            chat["usage"] |= {"prompt_tokens": tokens, "total_tokens": tokens + 1}
-            params["remote_num_tokens"] = tokens
-            params["remote_block_ids"] = [list(range(1, 1 + -(-tokens // self._block_size)))]
-            answer = self._references[tokens] = _json(chat | {"kv_transfer_params": params})
-        return answer
 
     def begins_stream(self, body: bytes, transport: asyncio.Transport) -> bool:
         """Begin a stream on `transport` if the body asks for one; return whether it does.

@@ -1,12 +1,18 @@
-"""What a run of `inferway bench dataplane` is held against, and how it is shown."""
+"""Rows and losses of the data plane, its latencies, and what wrk prints."""
 
 from __future__ import annotations
 
-import msgspec
-from bench.tests.runs import a_run
+import os
+from itertools import pairwise
+from pathlib import Path
 
+import pytest
+from bench.tests.runs import a_run, unseen
+
+from inferway_bench.conversations import BodyTemplate
 from inferway_bench.dataplane.benchmark import (
     DATAPLANE,
+    DIRECT,
     LONG,
     PLAIN,
     SCORING,
@@ -14,12 +20,13 @@ from inferway_bench.dataplane.benchmark import (
     SHORT,
     STREAM,
     VLLM,
-    VLLM_CACHE,
-    VLLM_KV,
-    goals,
+    arrivals,
+    latencies,
     losses,
 )
-from inferway_bench.dataplane.latency import DIRECT
+from inferway_bench.dataplane.testbed import Load, checked, find_wrk, parse_output, trivial_engine
+from inferway_bench.processes import BenchError
+from inferway_bench.routers import Inferway, RunningRouter, place_for
 from inferway_bench.rows import Findings, Row, Run, Value
 
 OURS = (PLAIN, SCORING)
@@ -42,8 +49,15 @@ ROWS = [
     cpu(VLLM, SHORT, 90.0, 92.0, 91.0),
     cpu(SGLANG, SHORT, 100.0, 99.0, 101.0),
     cpu(SCORING, LONG, 400.0, 410.0, 405.0),
-    cpu(VLLM_CACHE, LONG, 390.0, 392.0, 391.0),
-    cpu(VLLM_KV, LONG, 1200.0, 1210.0, 1190.0, did="2.0 calls of the engines' /render"),
+    cpu("vllm-router cache_aware", LONG, 390.0, 392.0, 391.0),
+    cpu(
+        "vllm-router kv_aware",
+        LONG,
+        1200.0,
+        1210.0,
+        1190.0,
+        did="2.0 calls of the engines' /render",
+    ),
     cpu(PLAIN, STREAM, 5.0, 5.1, 4.9),
     cpu(VLLM, STREAM, 9.0, 9.1, 8.9),
     Row("latency", {"router": DIRECT}, {"p50_us": [100.0], "failed": [0.0]}, is_ours=False),
@@ -62,64 +76,12 @@ def run_of(rows: list[Row]) -> Run:
 RUN = run_of(ROWS)
 
 
-def met(run: Run) -> dict[tuple[str, str], bool]:
-    return {(goal.what.partition(",")[0], goal.asked): goal.is_met for goal in goals(run)}
-
-
-def test_each_bar_is_held_against_the_medians() -> None:
-    found = met(RUN)
-
-    assert found[SHORT, f"≤ 0.5 × {VLLM}"]
-    assert not found[SHORT, f"≤ 0.4 × {SGLANG}"]
-    assert not found[STREAM, f"≤ 0.5 × {VLLM}"]
-
-
-def test_the_long_chat_is_compared_with_who_tokenized() -> None:
-    without = run_of([row for row in ROWS if row.keys["router"] != VLLM_KV])
-
-    assert met(RUN)[LONG, f"≤ 1 × {VLLM_KV}"]
-    assert not met(without)[LONG, f"≤ 1 × {VLLM_CACHE}"]
-
-
-def test_latencies_are_compared_repeat_by_repeat() -> None:
-    by_name = {goal.what.split(" at ")[0]: goal for goal in goals(RUN)}
-
-    assert by_name["added latency p50"].is_met
-    assert not by_name["added latency p99"].is_met
-
-
-def test_who_fails_requests_has_not_met_the_bar_of_latency() -> None:
-    failing = [
-        msgspec.structs.replace(row, values={**row.values, "failed": [0.0, 0.01]})
-        if row.table == "latency" and row.keys["router"] == PLAIN
-        else row
-        for row in ROWS
-    ]
-
-    by_name = {goal.what.split(" at ")[0]: goal for goal in goals(run_of(failing))}
-    assert not by_name["added latency p50"].is_met
-
-
-def test_memory_is_compared_with_each_peer_that_was_measured() -> None:
-    by_name = {goal.what: goal for goal in goals(RUN)}
-
-    assert not by_name["memory at start, no tokenizer"].is_met
-    assert by_name["memory, growth to 1,000 streams"].found == "20 MiB beside 30"
-
-
-def test_a_run_without_peers_has_no_goals() -> None:
-    alone = run_of([row for row in ROWS if row.is_ours or row.keys["router"] == DIRECT])
-
-    assert goals(alone) == []
-    assert "no router" in DATAPLANE.markdown(alone)
-
-
 def test_peers_that_take_less_cpu_than_ours_with_all_it_does_are_losses() -> None:
     assert losses(RUN) == [
         f"{SHORT}: {VLLM} takes 91 µs of CPU, `{SCORING}` 205: 2.3 (2.2 to 2.3) times as much",
         f"{SHORT}: {SGLANG} takes 100 µs of CPU, `{SCORING}` 205: 2.0 (2.0 to 2.1) times as much",
-        f"{LONG}: {VLLM_CACHE} takes 391 µs of CPU, `{SCORING}` 405: 1.0 (1.0 to 1.1) times as "
-        "much",
+        f"{LONG}: vllm-router cache_aware takes 391 µs of CPU, `{SCORING}` 405: 1.0 (1.0 to 1.1) "
+        "times as much",
     ]
 
 
@@ -129,3 +91,72 @@ def test_the_tables_have_each_load_and_router() -> None:
     assert f"| {SHORT} | {PLAIN} | 41.0 (40.0 to 42.0) | 1,000 |" in text
     assert "1,000 streams of one token a second" in text
     assert "- why so many" in text
+
+
+def test_arrivals_of_a_repeat_are_the_same_for_all_and_others_in_the_next() -> None:
+    one, same, other = (arrivals("m", 200.0, 1.0, seed) for seed in (0, 0, 1))
+
+    assert one == same
+    assert [session.at for session in one] != [session.at for session in other]
+    assert all(a.at[0] < b.at[0] <= 1.0 for a, b in pairwise(one))
+
+
+@pytest.mark.slow
+def test_a_router_that_answers_nothing_has_no_row_and_is_named(tmp_path: Path) -> None:
+    with trivial_engine("m", tmp_path / "engine.log") as engine:
+        place = place_for([engine], "m", tmp_path / "router")  # nobody listens there
+        absent = RunningRouter(Inferway(scoring=False), place, os.getpid())
+
+        found = latencies([absent], "m", 40.0, 0.5, 2, unseen)
+
+    [direct] = found.rows
+    assert found.rate == 40.0
+    assert (direct.keys["router"], direct.repeats("failed")) == (DIRECT, [0.0, 0.0])
+    assert len(found.notes) == 1
+    assert found.notes[0].startswith("inferway serve --no-scoring answered nothing in repeat 1")
+    assert found.notes[0].partition(": ")[2].startswith("connect")
+
+
+OUTPUT = """\
+Running 1s test @ http://127.0.0.1:8080
+  1 threads and 8 connections
+  Thread Stats   Avg      Stdev     Max   +/- Stdev
+    Latency   580.00us   90.00us   2.00ms   75.00%
+  12990 requests in 1.00s, 5.00MB read
+
+INFERWAY {"requests":12990,"microseconds":1000500,"bad_status":0,"socket_errors":0,"p50_us":580}
+"""
+
+
+def test_the_result_is_read_from_between_wrks_own_lines() -> None:
+    result = parse_output(OUTPUT)
+
+    assert (result.requests, result.microseconds, result.p50_us) == (12990, 1000500, 580)
+
+
+def test_output_without_a_result_is_an_error_that_shows_it() -> None:
+    with pytest.raises(BenchError, match="unable to connect"):
+        parse_output("unable to connect to 127.0.0.1:1 Connection refused")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [('"bad_status":0', '"bad_status":3'), ('"requests":12990', '"requests":0')]
+)
+def test_a_run_with_a_failure_does_not_count(field: str, value: str) -> None:
+    with pytest.raises(BenchError, match="all must succeed"):
+        checked(parse_output(OUTPUT.replace(field, value)), "http://127.0.0.1:8080")
+
+
+def test_a_missing_wrk_is_named_with_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+
+    with pytest.raises(BenchError, match="apt-get install wrk"):
+        find_wrk()
+
+
+@pytest.mark.tools
+def test_nobody_listening_is_an_error() -> None:
+    load = Load([BodyTemplate(b'{"a":', b"}")], connections=1)
+
+    with pytest.raises(BenchError, match=r"socket errors|refused"):
+        load.run("http://127.0.0.1:1", seconds=1, first_number=0)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from inferway_bench.loading.samples import Sample
-from inferway_bench.loading.workload import Session, Turn
+from inferway_bench.loading.answers import Sample
+from inferway_bench.loading.generated import Session, Turn
 
 
 def sample(intended: float, wait: float = 0.1, **changes: Any) -> Sample:

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from bench.tests.loading.servers import USAGE, delta
 
-from inferway_bench.loading.answers import Answer, Piece, read_answer
-from inferway_bench.loading.samples import Sample
+from inferway_bench.loading.answers import Answer, Piece, Sample, read_answer
 
 EVENT_STREAM = {"content-type": "text/event-stream; charset=utf-8"}
 DONE = b"data: [DONE]\n\n"

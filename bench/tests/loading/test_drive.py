@@ -9,10 +9,10 @@ import pytest
 from bench.tests.loading.made import session
 from bench.tests.loading.servers import Answer, Recording, serving
 
+from inferway_bench.loading.answers import Sample
 from inferway_bench.loading.client import Target
 from inferway_bench.loading.drive import Driven, Pacing, drive
-from inferway_bench.loading.samples import Sample
-from inferway_bench.loading.workload import Session
+from inferway_bench.loading.generated import Session
 
 
 async def driven(answer: Answer, *sessions: Session, **pacing: Any) -> Driven:

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 from bench.tests.loading.made import failed, sample
 
-from inferway_bench.loading.doubts import doubts
+from inferway_bench.loading.answers import Sample
 from inferway_bench.loading.drive import Driven
-from inferway_bench.loading.measured import MeasuredLoad, Slo, Stage, keep, row_of
-from inferway_bench.loading.samples import Sample
+from inferway_bench.loading.measured import MeasuredLoad, Slo, Stage, doubts, keep, row_of
 from inferway_bench.processes import BenchError
 from inferway_bench.rows import Row
 

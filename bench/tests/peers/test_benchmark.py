@@ -5,16 +5,15 @@ from __future__ import annotations
 import pytest
 from bench.tests.runs import a_run
 
-from inferway_bench.loading.samples import Sample
+from inferway_bench.loading.answers import Sample
 from inferway_bench.peers.benchmark import (
     OURS,
     PEERS,
     PeersPlan,
-    goals,
     losses,
     rows_of,
 )
-from inferway_bench.peers.measuring import Cell, figures
+from inferway_bench.peers.fleets import Cell, figures
 from inferway_bench.rows import Findings, Run
 
 
@@ -79,26 +78,12 @@ def test_seeds_are_pairs() -> None:
     assert row.repeats("ttft_ms") == [-500.0, -500.0, -500.0]
 
 
-@pytest.mark.parametrize(
-    ("ours", "share", "met"),
-    [([1.0, 2.0, 3.0], 0.5, [True, True]), ([2.0, 2.5, 3.0], 0.3, [False, False])],
-)
-def test_goals_ask_for_the_best_cached_share_and_for_less_ttft_than_each(
-    ours: list[float], share: float, met: list[bool]
-) -> None:
-    run = run_of(ours, [1.5, 2.5, 3.5], (share, 0.5))
-
-    assert [goal.is_met for goal in goals(run)] == met
-
-
-def test_the_report_names_each_router_load_and_goal() -> None:
+def test_the_report_names_each_router_and_load() -> None:
     text = PEERS.markdown(run_of([1.0, 2.0, 3.0], [1.5, 2.5, 3.5], (0.5, 0.5)))
 
     assert "| peer x | 2,500 (1,500 to 3,500) |" in text
     assert "75%, 3 requests/s" in text
     assert "| peer x | -500 (-500 to -500) |" in text
-    goal = "mean TTFT at 75% minus that of peer x"
-    assert f"| {goal} | < 0 | -500 (-500 to -500) ms | yes |" in text
     assert "- inferway serve: looked at tokens" in text
 
 

@@ -12,8 +12,7 @@ import pytest
 from bench.tests.runs import a_run, unseen
 
 from inferway_bench.peers.benchmark import OURS, PEERS, PeersPlan, measure_routers
-from inferway_bench.peers.plan import REAL, Scenario, SimulatedEngines
-from inferway_bench.peers.workload import ChatSpec
+from inferway_bench.peers.plan import REAL, ChatSpec, Scenario, SimulatedEngines
 from inferway_bench.processes import BenchError, answers
 from inferway_bench.routers import Counters, Inferway, Place, Router
 from inferway_bench.rows import Row, Run

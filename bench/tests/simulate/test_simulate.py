@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from bench.tests.runs import a_run, unseen
+from bench.tests.runs import unseen
 from click.testing import CliRunner
 
 from inferway_bench.harness import Benchmark
@@ -17,17 +17,14 @@ from inferway_bench.policies.requests import SimRequest, Workload
 from inferway_bench.policies.simulate import FleetSpec, World
 from inferway_bench.policies.simulate import simulate as run_fleet
 from inferway_bench.processes import BenchError
-from inferway_bench.rows import Run, write_run
-from inferway_bench.simulate.plan import Setting, SimulatePlan
+from inferway_bench.rows import Run
 from inferway_bench.simulate.report import (
     POLICIES,
     SIMULATE,
-    SIMULATE_ENGINES,
-    SIMULATE_SEEDS,
     PoliciesPlan,
     simulate,
 )
-from inferway_bench.simulate.run import Task, perform
+from inferway_bench.simulate.run import Setting, SimulatePlan, Task, perform
 
 SMALL = SimulatePlan(
     engines=(3,), gateways=(2,), requests=400, rate=20.0, seeds=2, processes=1
@@ -84,20 +81,7 @@ def test_fleets_of_several_sizes_get_the_same_load_for_each_engine() -> None:
 
     rows = run.select("simulations", policy="round-robin")
     assert [(row.keys["engines"], row.values["rate"]) for row in rows] == [(2, 20.0), (4, 40.0)]
-    assert run.benchmark == SIMULATE_ENGINES.name
-    assert "chats, engines: 4, gateways: 2" in SIMULATE_ENGINES.markdown(run)
-    assert SIMULATE_ENGINES.chart is not None
-    picture = drawn(run, SIMULATE_ENGINES.chart, "")
-    assert [line.label for line in picture.rows[0][0].lines] == list(SMALL.policy)
-
-
-def test_a_run_of_many_seeds_is_drawn_with_the_differences() -> None:
-    run = run_of(REPLACE(SMALL, seeds=10, requests=100, load=(0.5, 1.0)))
-
-    assert run.benchmark == SIMULATE_SEEDS.name
-    assert SIMULATE_SEEDS.chart is not None
-    [[_, differences]] = drawn(run, SIMULATE_SEEDS.chart, "").rows
-    assert [line.xs for line in differences.lines] == [[10.0, 20.0]]
+    assert "chats, engines: 4, gateways: 2" in SIMULATE.markdown(run)
 
 
 def test_a_load_is_a_share_of_the_rate_at_which_round_robin_takes_twice_as_long() -> None:
@@ -137,20 +121,6 @@ def test_a_word_that_is_none_is_refused(word: str, why: str) -> None:
         engine(SimulatePlan(engine=(word,)))
 
 
-def test_engines_are_as_a_validation_has_found_them(tmp_path: Path) -> None:
-    found = EngineSpec(step_seconds=0.02, attention_tokens=1_062, scatter=0.01)
-    stored, other = tmp_path / "validate_real.json", tmp_path / "other.json"
-    run = a_run("validate --real", [])
-    facts = {"engines": "two engines", **msgspec.structs.asdict(found)}
-    stored.write_bytes(write_run(REPLACE(run, facts=facts)))
-    other.write_bytes(write_run(run))
-
-    assert engine(SimulatePlan(like=stored)) == found
-    assert engine(SimulatePlan(like=stored, engine=("scatter=0",))).scatter == 0
-    with pytest.raises(BenchError, match="no constants of engines; fix: a file"):
-        engine(SimulatePlan(like=other))
-
-
 def test_a_policy_that_is_not_known_is_refused_with_those_that_are() -> None:
     with pytest.raises(BenchError, match="no policy 'best'; known: random"):
         run_of(REPLACE(SMALL, policy=("best",)))
@@ -171,13 +141,27 @@ def test_the_command_shows_its_tables() -> None:
     assert CliRunner().invoke(simulate, ["--slow", "9"]).exit_code == 1
 
 
-def test_a_run_of_several_fleets_is_drawn_as_what_it_is_stored_as(tmp_path: Path) -> None:
-    flags = ["--requests", "100", "--rate", "20", "--engines", "2", "--engines", "3"]
+def test_cells_are_fleets_of_their_own_among_which_sessions_are_divided() -> None:
+    run = run_of(REPLACE(SMALL, engines=(4,), cells=(1, 4), gateways=(1,), seeds=1))
 
-    shown = CliRunner().invoke(simulate, [*flags, "--processes", "1", "--plot", str(tmp_path)])
+    one, four = run.select("simulations", policy="expected-ttft")
+    assert (one.keys["cells"], four.keys["cells"]) == (1, 4)
+    assert four.median("ttft") > one.median("ttft")
+    assert four.median("cached") == pytest.approx(one.median("cached"), abs=10)
+    assert "| policy | cells |" in SIMULATE.markdown(run)
 
-    assert shown.exit_code == 0, shown.output
-    assert b"prompt tokens from a cache" in (tmp_path / "simulate_engines.svg").read_bytes()
+
+def test_one_cell_is_the_fleet() -> None:
+    plan = REPLACE(SMALL, gateways=(1,), seeds=1)
+    whole, divided = run_of(plan), run_of(REPLACE(plan, cells=(1,)))
+
+    for one, other in zip(whole.select("simulations"), divided.select("simulations"), strict=True):
+        assert one.values["ttft"] == other.values["ttft"]
+
+
+def test_engines_that_cannot_be_divided_are_refused() -> None:
+    with pytest.raises(BenchError, match="--cells 2: it must divide the 3 engines evenly"):
+        run_of(REPLACE(SMALL, cells=(2,)))
 
 
 # presets
@@ -194,7 +178,6 @@ def test_policies_are_compared_with_llm_ds_and_the_oracle() -> None:
 
     text = POLICIES.markdown(run)
     assert all(f"| {name} |" in text for name in TINY.policy)
-    assert len(POLICIES.goals(run)) == 2
     assert {row.keys["load"] for row in run.select("simulations")} == {"75%"}
     assert POLICIES.chart is not None
     assert len(drawn(run, POLICIES.chart, "").rows[0]) == 2

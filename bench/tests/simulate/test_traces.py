@@ -8,9 +8,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from inferway_bench.policies.repeated import repeated
-from inferway_bench.policies.requests import SimRequest, Workload
-from inferway_bench.policies.traces import AZURE_HEAD, azure, read_trace
+from inferway_bench.policies.requests import (
+    AZURE_HEAD,
+    SimRequest,
+    Workload,
+    azure,
+    read_trace,
+    repeated,
+)
 from inferway_bench.processes import BenchError
 
 MOONCAKE = msgspec.json.encode(

@@ -12,9 +12,8 @@ import msgspec
 import pytest
 
 from inferway_bench.processes import BenchError
-from inferway_bench.structured.benchmark import StructuredPlan, judge, rows_of
-from inferway_bench.structured.sample import read
-from inferway_bench.structured.systems import vocabulary_of
+from inferway_bench.structured.benchmark import StructuredPlan, judge, read, rows_of
+from inferway_bench.structured.worker import vocabulary_of
 from inferway_sim.prepare import PACKAGED_SMOLLM2
 
 MODEL = PACKAGED_SMOLLM2

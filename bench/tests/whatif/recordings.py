@@ -12,11 +12,10 @@ from types import MappingProxyType
 import msgspec
 
 from inferway_bench.policies.catalog import policy_named
-from inferway_bench.policies.chats import ChatSpec, chats
 from inferway_bench.policies.engine import EngineSpec
-from inferway_bench.policies.requests import Workload
+from inferway_bench.policies.requests import ChatSpec, Workload, chats
 from inferway_bench.policies.simulate import FleetSpec, simulate
-from inferway_bench.whatif.recorded import Asked, EngineFacts, Recording
+from inferway_bench.whatif.replay import Asked, EngineFacts, Recording
 from inferway_console.records.files import (
     FORMAT,
     PREFIX,

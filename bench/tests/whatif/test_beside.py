@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferway.kv.blocks.dialects import Dialect
+from inferway_bench.policies.catalog import RoundRobin
 from inferway_bench.policies.engine import EngineSpec
 from inferway_bench.policies.gateway import Policy
 from inferway_bench.policies.requests import SimRequest, Workload
-from inferway_bench.policies.simple import RoundRobin
 from inferway_bench.policies.simulate import FleetSpec, simulate
 from inferway_sim.cache import KvCache, Run
 from inferway_sim.config import LatencyModel

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferway_bench.processes import BenchError
-from inferway_bench.whatif.cases import (
+from inferway_bench.whatif.replay import parse_time
+from inferway_bench.whatif.run import (
     AS_RECORDED,
     Variant,
     WhatIfPlan,
@@ -19,7 +20,6 @@ from inferway_bench.whatif.cases import (
     cache_tokens,
     changed_cases,
 )
-from inferway_bench.whatif.recorded import parse_time
 
 SIZE = 128
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferway_bench.whatif.engines import Spans
+from inferway_bench.whatif.replay import Spans
 
 TIME = st.integers(0, 40).map(float)
 INTERVAL = st.tuples(TIME, TIME).map(lambda pair: (min(pair), max(pair) + 1.0))

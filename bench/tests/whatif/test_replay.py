@@ -12,19 +12,12 @@ from bench.tests.whatif.recordings import BEGAN, FLEET, MODEL, TRUE, drawn, reco
 from inferway_bench.policies.requests import Workload
 from inferway_bench.policies.simulate import FleetSpec
 from inferway_bench.processes import BenchError
-from inferway_bench.whatif.cases import AS_RECORDED, Variant
 from inferway_bench.whatif.figures import ReplayFigures, error, measured_figures
-from inferway_bench.whatif.learned import fitted
-from inferway_bench.whatif.recorded import Asked, Recording, part_of
-from inferway_bench.whatif.run import LoadedPart, loaded, recorded_fleet, simulated
+from inferway_bench.whatif.replay import Asked, Recording, Replay, as_replay, part_of
+from inferway_bench.whatif.run import AS_RECORDED, Variant, recorded_fleet, simulated
 
 REPLACE = msgspec.structs.replace
 BESIDE = REPLACE(FLEET, engine=REPLACE(TRUE, prompts_beside=1, request_seconds=0.002))
-
-TWO = REPLACE(FLEET, num_engines=2)
-PAUSING = REPLACE(
-    TWO, engine=REPLACE(TRUE, prompt_pauses=0.6, decode_pauses=0.01, pause_seconds=0.08)
-)
 
 
 @pytest.fixture(scope="module")
@@ -32,12 +25,12 @@ def workload() -> Workload:
     return drawn()
 
 
-def loaded_of(recorded: Recording) -> LoadedPart:
-    return loaded(part_of(recorded))
+def replay_of(recorded: Recording) -> Replay:
+    return as_replay(part_of(recorded))
 
 
-def off(found: LoadedPart, case: Variant, truth: ReplayFigures) -> dict[str, float]:
-    runs = [simulated(found.replay, case, seed) for seed in (1, 2, 3)]
+def off(found: Replay, case: Variant, truth: ReplayFigures) -> dict[str, float]:
+    runs = [simulated(found, case, seed) for seed in (1, 2, 3)]
     return {
         name: error(fmean(getattr(r, name) for r in runs), getattr(truth, name), name)
         for name in ("ttft_p50", "ttft_p90", "cached")
@@ -50,8 +43,8 @@ def test_each_of_two_policies_is_predicted_from_a_recording_of_the_other(
     workload: Workload, fleet: FleetSpec
 ) -> None:
     policies = ("expected-ttft", "round-robin")
-    found = {name: loaded_of(recording(workload, name, fleet)) for name in policies}
-    truths = {name: measured_figures(each.replay) for name, each in found.items()}
+    found = {name: replay_of(recording(workload, name, fleet)) for name in policies}
+    truths = {name: measured_figures(each) for name, each in found.items()}
 
     for recorded in policies:
         spec = recorded_fleet(found[recorded]).spec
@@ -67,43 +60,17 @@ def test_each_of_two_policies_is_predicted_from_a_recording_of_the_other(
 def test_whether_prompts_hold_up_answers_is_seen_by_which_replays_better(
     workload: Workload, fleet: FleetSpec
 ) -> None:
-    found = recorded_fleet(loaded_of(recording(workload, fleet=fleet)))
+    found = recorded_fleet(replay_of(recording(workload, fleet=fleet)))
 
     assert found.spec.engine.prompts_beside == fleet.engine.prompts_beside
     assert found.spec.engine.prefill_seconds == pytest.approx(TRUE.prefill_seconds, rel=0.1)
     assert found.spec.engine.cache_tokens == TRUE.cache_tokens // 128 * 128
 
 
-@pytest.mark.slow
-def test_engines_that_make_each_other_pause_are_predicted(workload: Workload) -> None:
-    policies = ("expected-ttft", "round-robin")
-    found = {name: loaded_of(recording(workload, name, PAUSING, 2.0)) for name in policies}
-    truths = {name: measured_figures(each.replay) for name, each in found.items()}
-
-    for recorded in policies:
-        spec = recorded_fleet(found[recorded]).spec
-        for policy in policies:
-            errors = off(found[recorded], Variant(policy, policy, spec), truths[policy])
-
-            assert spec.engine.pause_seconds == pytest.approx(0.08, rel=0.35)
-            assert abs(errors["ttft_p50"]) < 15, (recorded, policy, errors)
-            assert abs(errors["ttft_p90"]) < 20, (recorded, policy, errors)
-
-
-@pytest.mark.parametrize("fleet", [FLEET, BESIDE, TWO], ids=["four", "beside the answers", "two"])
-@pytest.mark.parametrize("policy", ["expected-ttft", "round-robin"])
-def test_engines_that_do_not_slow_each_other_are_not_said_to_pause(
-    workload: Workload, fleet: FleetSpec, policy: str
-) -> None:
-    found = fitted(loaded_of(recording(workload, policy, fleet, 2.0)).replay, fleet.engine)
-
-    assert [each.engine.pause_seconds for each in found] == [0.0, 0.0]
-
-
 def test_an_engine_that_is_slower_than_the_others_is_found(workload: Workload) -> None:
     slow = REPLACE(FLEET, factors=(1.0, 2.0, 1.0, 1.0))
 
-    found = recorded_fleet(loaded_of(recording(workload, "round-robin", slow)))
+    found = recorded_fleet(replay_of(recording(workload, "round-robin", slow)))
 
     assert found.spec.factors == pytest.approx((1.0, 2.0, 1.0, 1.0), rel=0.15)
 
@@ -113,18 +80,18 @@ def test_the_size_of_caches_that_nobody_told_is_found_by_what_was_reused(
     workload: Workload,
 ) -> None:
     recorded = recording(workload)
-    truth = measured_figures(loaded_of(recorded).replay)
+    truth = measured_figures(replay_of(recorded))
 
-    untold = loaded_of(REPLACE(recorded, engines={}))
+    untold = replay_of(REPLACE(recorded, engines={}))
     fleet = recorded_fleet(untold)
 
     assert any("size of its cache" in note for note in fleet.notes)
-    replayed = simulated(untold.replay, Variant("", AS_RECORDED, fleet.spec), 1)
+    replayed = simulated(untold, Variant("", AS_RECORDED, fleet.spec), 1)
     assert replayed.cached == pytest.approx(truth.cached, abs=2)
 
 
 def test_turns_follow_the_answers_that_their_clients_had_read(workload: Workload) -> None:
-    replay = loaded_of(recording(workload)).replay
+    replay = replay_of(recording(workload))
 
     follows = [each.follows for each in replay.workload.requests]
     expected = sum(each.follows is not None for each in workload.requests)
@@ -134,11 +101,11 @@ def test_turns_follow_the_answers_that_their_clients_had_read(workload: Workload
 
 
 def test_answers_that_came_back_are_reused_and_others_are_not(workload: Workload) -> None:
-    sent_back = loaded_of(recording(workload)).replay.workload
+    sent_back = replay_of(recording(workload)).workload
     silent = [REPLACE(each, answer_blocks=()) for each in workload.requests]
     ids = {block for each in workload.requests for block in each.answer_blocks}
     foreign = Workload("", "", workload.block_tokens, silent)
-    replaced = loaded_of(recording(foreign)).replay.workload
+    replaced = replay_of(recording(foreign)).workload
 
     def known(found: Workload) -> int:
         return sum(block >= 0 for each in found.requests for block in each.answer_blocks)
@@ -154,10 +121,10 @@ def _asked(workload: Workload) -> set[int]:
 def test_a_replay_by_the_recorded_choices_sends_each_request_where_it_went(
     workload: Workload,
 ) -> None:
-    found = loaded_of(recording(workload, "random"))
-    truth = measured_figures(found.replay)
+    found = replay_of(recording(workload, "random"))
+    truth = measured_figures(found)
 
-    told = simulated(found.replay, Variant("", AS_RECORDED, FLEET), 1)
+    told = simulated(found, Variant("", AS_RECORDED, FLEET), 1)
 
     assert told.ttft_p90 == pytest.approx(truth.ttft_p90, rel=0.05)
     assert told.busy == pytest.approx(truth.busy, abs=2)
@@ -170,7 +137,7 @@ def test_only_what_came_in_the_time_asked_for_counts(workload: Workload) -> None
     since, until = ats[200], ats[600]
 
     part = part_of(recorded, since=since, until=until)
-    replay = loaded(part).replay
+    replay = as_replay(part)
 
     assert len(part.requests) == 600
     assert int(replay.measured.judged.sum()) == 400
@@ -186,7 +153,7 @@ def test_what_engines_held_before_the_recording_began_is_not_held_against_it(
         for each in recorded.requests
     ]  # fmt: skip
 
-    replay = loaded_of(REPLACE(recorded, requests=warm)).replay
+    replay = replay_of(REPLACE(recorded, requests=warm))
 
     assert not replay.measured.judged[: len(warm) // 5].any()
     assert any("older than the recording" in note for note in replay.notes)
@@ -225,7 +192,7 @@ def test_engines_that_tell_no_usage_are_replayed_by_what_the_gateway_counted(
 ) -> None:
     silent = {"delivered_tokens": -1, "usage_prompt_tokens": -1, "output_tokens": -1}
 
-    replay = loaded_of(recording(workload, changed=silent)).replay
+    replay = replay_of(recording(workload, changed=silent))
 
     assert not replay.measured.has_usage
     assert np.isnan(measured_figures(replay).cached)

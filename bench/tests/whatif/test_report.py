@@ -13,10 +13,9 @@ from tests.test_docs import documented_flags, flags
 
 from inferway_bench.policies.requests import Workload
 from inferway_bench.rows import Run, read_run
-from inferway_bench.whatif.reading import read_recording
-from inferway_bench.whatif.recorded import part_of
+from inferway_bench.whatif.replay import as_replay, part_of, read_recording
 from inferway_bench.whatif.report import what_if
-from inferway_bench.whatif.run import loaded, recorded_fleet
+from inferway_bench.whatif.run import recorded_fleet
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +95,7 @@ def test_costs_that_were_learned_are_taken_where_they_replay_better(
     }
     written(recording(burst, fleet=fleet, rate=400.0), tmp_path, costs)
 
-    found = recorded_fleet(loaded(part_of(read_recording(tmp_path))))
+    found = recorded_fleet(as_replay(part_of(read_recording(tmp_path))))
 
     assert "as expected-ttft had learned them" in found.how
     assert found.spec.engine.prefill_seconds == pytest.approx(TRUE.prefill_seconds, rel=1e-3)

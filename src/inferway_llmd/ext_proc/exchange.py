@@ -162,9 +162,7 @@ class ProcessingStream:
         self._state = _State.BODY
         length = fields.get(b"content-length", b"")
         self._length = int(length) if length.isdigit() else None
-        if self._length is None and (
-            head.method == "CONNECT" or b"upgrade" in fields
-        ):
+        if self._length is None and (head.method == "CONNECT" or b"upgrade" in fields):
             self._asks_early(None)
         return ()
 

@@ -2,37 +2,45 @@
 routers.
 
 Every router gets two trivial engines of its own. All of them are started first and then loaded in
-turns; routers that do not look at prompts also carry streams, are timed far from saturation, and
-are started anew for their memory.
+turns; routers that do not look at prompts also carry streams, are timed far from saturation (open
+loop, the same arrivals for all, with the same load on an engine itself beside them), and are
+started anew for their memory.
 """
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import math
 import os
+import random
 import resource
 from collections.abc import Iterator, Sequence
 from typing import Annotated, NamedTuple
+from urllib.parse import urlsplit
 
 import msgspec
+import numpy as np
+import uvloop
 
 from inferway_bench import conversations
 from inferway_bench.cpu import resident_bytes
-from inferway_bench.dataplane.latency import CLIENT_SHARE, DIRECT, latencies
-from inferway_bench.dataplane.memory import memory_rows
 from inferway_bench.dataplane.testbed import (
+    CHATS,
+    Load,
     events_written,
     in_turns,
     publish_events,
     set_pace,
     started_routers,
 )
-from inferway_bench.dataplane.wrk import Load
 from inferway_bench.flags import flag
 from inferway_bench.harness import Benchmark
+from inferway_bench.loading.client import Target
+from inferway_bench.loading.drive import Pacing, drive
+from inferway_bench.loading.generated import Session, Turn
 from inferway_bench.plotting import Chart, Plot
-from inferway_bench.progress import OnStep
-from inferway_bench.report import Column, Table
+from inferway_bench.processes import BenchError, OnStep, in_turn
 from inferway_bench.routers import (
     Counters,
     OnlyFlag,
@@ -44,13 +52,12 @@ from inferway_bench.routers import (
     chosen,
     versions,
 )
-from inferway_bench.rows import Findings, Goal, Key, Row, Run, Value
-from inferway_bench.spread import mean_interval, ratio_of_medians
+from inferway_bench.rows import Column, Findings, Key, Row, Run, Table, Value
+from inferway_bench.spread import ratio_of_medians
 from inferway_sim.prepare import prepare_smollm2
 
 PLAIN, SCORING = "inferway serve --no-scoring", "inferway serve"
-VLLM, VLLM_CACHE = "vllm-router round_robin", "vllm-router cache_aware"
-VLLM_KV, SGLANG = "vllm-router kv_aware", "sglang-router round_robin"
+VLLM, SGLANG = "vllm-router round_robin", "sglang-router round_robin"
 _LIGHT = (PLAIN, VLLM, SGLANG)  # those that do not look at prompts
 
 SHORT, LONG, STREAM = "0.7 kB chat", "8k-token chat", "stream of 500 chunks"
@@ -59,7 +66,7 @@ _STREAMS, _TOKENS = 20, 500  # side by side, and of each
 _WRITTEN = "events written"  # by the engines of a router
 
 
-class RoutersPlan(msgspec.Struct, frozen=True):
+class DataplanePlan(msgspec.Struct, frozen=True):
     """Seconds are of load, for each router and repeat."""
 
     repeats: Annotated[int, flag("Load each router this number of times, in turns.", ge=1)] = 9
@@ -69,11 +76,6 @@ class RoutersPlan(msgspec.Struct, frozen=True):
     ] = 8
     only: OnlyFlag = ()
     peers: PeersFlag = True
-
-
-class DataplanePlan(RoutersPlan, frozen=True):
-    """The same, and what is measured beside the CPU time."""
-
     latency_seconds: int = 5
     held_streams: int = 1000
     memory_repeats: int = 3
@@ -214,62 +216,6 @@ def _evidence(rows: Sequence[Row]) -> Iterator[str]:
         yield f"{router}{'' if is_alone else ', ' + ' and '.join(loads)}: {did}"
 
 
-def goals(run: Run) -> list[Goal]:
-    """Judge the requirements whose routers were measured."""
-    kv_aware = run.find("cpu", load=LONG, router=VLLM_KV)
-    has_tokenized = kv_aware is not None and "/render" in str(kv_aware.values["did"])
-    who_tokenizes = VLLM_KV if has_tokenized else VLLM_CACHE
-    streams = f"memory, growth to {run.plan['held_streams']:,} streams"
-    found = [
-        _cpu_goal(run, SHORT, PLAIN, VLLM, 0.5),
-        _cpu_goal(run, SHORT, PLAIN, SGLANG, 0.4),
-        _cpu_goal(run, LONG, SCORING, who_tokenizes, 1.0),
-        _cpu_goal(run, STREAM, PLAIN, VLLM, 0.5),
-        _latency_goal(run, "p50"),
-        _latency_goal(run, "p99"),
-        _memory_goal(run, "at_start", "memory at start, no tokenizer", VLLM),
-        _memory_goal(run, "growth", streams, VLLM),
-        _memory_goal(run, "growth", streams, SGLANG),
-    ]
-    return [goal for goal in found if goal is not None]
-
-
-def _cpu_goal(run: Run, load: str, ours: str, theirs: str, most: float) -> Goal | None:
-    mine = run.find("cpu", load=load, router=ours)
-    other = run.find("cpu", load=load, router=theirs)
-    if mine is None or other is None:
-        return None
-    ratio = ratio_of_medians(mine.repeats("cpu_us"), other.repeats("cpu_us"))
-    what = f"{load}, CPU per {'chunk' if load == STREAM else 'request'}"
-    return Goal(what, f"≤ {most:g} × {theirs}", ratio.shown(), ratio.value <= most)
-
-
-def _latency_goal(run: Run, percentile: str) -> Goal | None:
-    """Ours against the peer that adds least, paired: both were measured in the same repeats."""
-    column = f"added_{percentile}_us"
-    ours = run.find("latency", router=PLAIN)
-    peers = [row for row in run.select("latency") if row.keys["router"] not in (PLAIN, DIRECT)]
-    if ours is None or not peers:
-        return None
-    best = min(peers, key=lambda row: row.median(column))
-    pairs = zip(ours.repeats(column), best.repeats(column), strict=True)
-    above = mean_interval([mine - other for mine, other in pairs])
-    return Goal(
-        f"added latency {percentile} at {run.facts['rate']:,.0f}/s, µs above {best.keys['router']}",
-        "interval reaches 0",
-        above.shown("{:.0f}"),
-        above.low <= 0 and not any(ours.repeats("failed")),
-    )
-
-
-def _memory_goal(run: Run, column: str, what: str, peer: str) -> Goal | None:
-    ours, theirs = run.find("memory", router=PLAIN), run.find("memory", router=peer)
-    if ours is None or theirs is None:
-        return None
-    mine, other = ours.median(column), theirs.median(column)
-    return Goal(what, f"≤ 1 × {peer}", f"{mine:.0f} MiB beside {other:.0f}", mine <= other)
-
-
 def losses(run: Run) -> list[str]:
     """Name the peers that take less CPU time than ours does with all it does."""
     found = []
@@ -346,9 +292,191 @@ DATAPLANE = Benchmark(
         ],
     ),
     quick=_QUICK,
-    goals=goals,
     losses=losses,
     question="how much CPU time, latency and memory a router takes: Inferway and its peers",
     takes="20 minutes",
 )  # fmt: skip
 dataplane = DATAPLANE.command()
+
+
+DIRECT = "no router"
+
+# Of a core, that the sending may take: it shares the machine with who is measured.
+CLIENT_SHARE = 0.4
+_PROBE_RATE, _PROBE_SECONDS, _PROBE_SEED = 300.0, 3.0, 1_000
+_PATIENCE = 60.0  # seconds that an answer gets
+# What the official Python client sends besides the length.
+_HEADERS = {"user-agent": "OpenAI/Python 2.8.1", "authorization": "Bearer dummy"}
+
+
+class _Timed(NamedTuple):
+    """One repeat. `error` says why the first request that failed did."""
+
+    requests: int
+    ttft_us: list[float]  # from the first byte sent, of those that were answered
+    cpu_share: float  # of a core, that the sending took
+    error: str | None
+
+
+class Latencies(NamedTuple):
+    """`rate`: requests a second, the same for all. `notes` name the routers that answered nothing
+    in some repeat, and so have no row, and say why."""
+
+    rate: float
+    rows: list[Row]
+    notes: list[str]
+
+
+def latencies(
+    ready: Sequence[RunningRouter],
+    model: str,
+    rate: float,
+    seconds: float,
+    repeats: int,
+    on_step: OnStep,
+) -> Latencies:
+    """Streams of one token, so that what is measured ends with it: at `rate`, or at what the client
+    can send with a part of a core if that is less."""
+    for one in ready:
+        set_pace(one.place.engines, 1, 0)
+    direct = ready[0].place.engines[0].url
+    urls = {DIRECT: direct} | {one.router.label: one.place.url for one in ready}
+    probe = _send(direct, model, _PROBE_RATE, _PROBE_SECONDS, _PROBE_SEED)
+    rate = min(rate, CLIENT_SHARE * probe.requests / (probe.cpu_share * _PROBE_SECONDS))
+    sent: dict[str, list[_Timed]] = {label: [] for label in urls}
+    failed: dict[str, str] = {}
+    for repeat in range(repeats):
+        for label in in_turn(list(urls), repeat):
+            if label in failed:
+                continue
+            on_step(f"latency at {rate:,.0f}/s: {label}, {repeat + 1} of {repeats}")
+            found = _send(urls[label], model, rate, seconds, repeat)
+            sent[label].append(found)
+            if not found.ttft_us:
+                failed[label] = f"repeat {repeat + 1}, all of {found.requests}: {found.error}"
+    ours = {one.router.label for one in ready if one.router.is_ours}
+    rows = _rows({label: found for label, found in sent.items() if label not in failed}, ours)
+    return Latencies(
+        rate, rows, [f"{label} answered nothing in {said}" for label, said in failed.items()]
+    )
+
+
+def _rows(sent: dict[str, list[_Timed]], ours: set[str]) -> list[Row]:
+    """Return a row for each router. What it adds is the difference to the same percentile
+    without one, repeat by repeat."""
+    percentiles = {
+        label: [np.percentile(one.ttft_us, (50, 99)) for one in found]
+        for label, found in sent.items()
+    }
+    direct = percentiles.get(DIRECT)
+    rows = []
+    for label, found in sent.items():
+        values: dict[str, list[float]] = {}
+        for i, name in enumerate(("p50_us", "p99_us")):
+            mine = [float(each[i]) for each in percentiles[label]]
+            values[name] = [round(us, 1) for us in mine]
+            if direct is not None and label != DIRECT:
+                pairs = zip(mine, direct, strict=True)
+                values[f"added_{name}"] = [round(us - float(other[i]), 1) for us, other in pairs]
+        values["failed"] = [round(1 - len(one.ttft_us) / one.requests, 4) for one in found]
+        rows.append(Row("latency", {"router": label}, {**values}, is_ours=label in ours))
+    return rows
+
+
+def arrivals(model: str, rate: float, seconds: float, seed: int) -> list[Session]:
+    """Requests that come as they like, `rate` a second; the same for all routers of a repeat."""
+    rng, templates = random.Random(seed), conversations.short_chat(model, stream=True)
+    found: list[Session] = []
+    at = rng.expovariate(rate)
+    while at < seconds:
+        number = len(found)
+        body = templates[number % len(templates)].body(seed * 10**6 + number)
+        found.append(Session(number, [Turn(fields=msgspec.json.decode(body))], (at,)))
+        at += rng.expovariate(rate)
+    return found
+
+
+def _send(url: str, model: str, rate: float, seconds: float, seed: int) -> _Timed:
+    sessions = arrivals(model, rate, seconds, seed)
+    target = Target(url, _HEADERS, timeout=_PATIENCE)
+    gc.collect()
+    gc.disable()  # a collection would be somebody's latency
+    try:
+        driven = uvloop.run(drive(target, sessions, Pacing(), model="", fields={}, reads_late=True))
+    finally:
+        gc.enable()
+    good = [s for s in driven.samples if s.ok and s.completion_tokens is not None]
+    bad = next((s for s in driven.samples if not s.ok), None)
+    error = "streams without usage" if bad is None else f"{bad.error}: {bad.detail}"
+    ttft_us = [s.ttft_sent * 1e6 for s in good if s.ttft_sent is not None]
+    return _Timed(len(sessions), ttft_us, driven.cpu_share, error)
+
+
+_STEP_SECONDS = 2.0  # between the tokens of streams that are held
+_TOKENS = 100
+_AT_ONCE = 50  # streams that are opened side by side
+_PATIENCE = 60.0
+
+
+def memory_rows(
+    routers: Sequence[Router], model: str, streams: int, repeats: int, on_step: OnStep
+) -> list[Row]:
+    """Start each router `repeats` times, and open `streams` after one request. Raises BenchError
+    when a stream does not begin."""
+    starts: dict[Router, list[float]] = {router: [] for router in routers}
+    growths: dict[Router, list[float]] = {router: [] for router in routers}
+    for repeat in range(repeats):
+        for router in routers:
+            on_step(f"memory: {router.label}, {repeat + 1} of {repeats}")
+            with started_routers([router], model, lambda _: None) as [one]:
+                before = resident_bytes(one.pid)
+                set_pace(one.place.engines, _TOKENS, _STEP_SECONDS)
+                held = uvloop.run(_with_streams(one.place.url, one.pid, model, streams))
+            starts[router].append(round(before / 2**20, 1))
+            growths[router].append(round((held - before) / 2**20, 1))
+    return [
+        Row(
+            "memory",
+            {"router": router.label},
+            {"at_start": starts[router], "growth": growths[router]},
+            is_ours=router.is_ours,
+        )
+        for router in routers
+    ]
+
+
+async def _with_streams(url: str, pid: int, model: str, number: int) -> int:
+    """Return the resident bytes while `number` streams are open, each with its first event at its
+    client."""
+    bodies = conversations.short_chat(model, stream=True)
+    writers: list[asyncio.StreamWriter] = []
+    try:
+        async with asyncio.timeout(_PATIENCE):
+            for first in range(0, number, _AT_ONCE):
+                some = range(first, min(first + _AT_ONCE, number))
+                texts = [bodies[i % len(bodies)].body(i) for i in some]
+                writers += await asyncio.gather(*(_begin(url, text) for text in texts))
+        return resident_bytes(pid)
+    except TimeoutError as e:
+        raise BenchError(f"{url}: {number} streams did not begin within {_PATIENCE:g} s") from e
+    finally:
+        for writer in writers:
+            writer.transport.abort()
+
+
+async def _begin(url: str, body: bytes) -> asyncio.StreamWriter:
+    """Return a stream whose first event has come."""
+    parts = urlsplit(url)
+    reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+    head = (
+        f"POST {CHATS} HTTP/1.1\r\nHost: {parts.netloc}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    writer.write(head.encode() + body)
+    heard = b""
+    while b"data: " not in heard:
+        more = await reader.read(65536)
+        if not more:
+            raise BenchError(f"{url}: a stream ended before it began: {heard[:300]!r}")
+        heard += more
+    return writer

@@ -1,11 +1,19 @@
 """Routers that run, each with two trivial engines of its own, and their loads: all in turns, so
-that whatever else the machine does hits all alike."""
+that whatever else the machine does hits all alike.
+
+A load is a closed loop of `wrk`: each connection sends its next request when it has its answer.
+That is good for CPU time per request, which is what we count; its latencies are those of a
+saturated router.
+"""
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple, Protocol, TypeVar
@@ -13,11 +21,9 @@ from typing import NamedTuple, Protocol, TypeVar
 import msgspec
 
 from inferway_bench import conversations
+from inferway_bench.conversations import NUMBER_DIGITS, BodyTemplate, EnginePrompts
 from inferway_bench.cpu import cpu_seconds
-from inferway_bench.dataplane.wrk import Load, LoadResult
-from inferway_bench.engine_prompts import EnginePrompts
-from inferway_bench.processes import answers, get, request, running, wait_until
-from inferway_bench.progress import OnStep
+from inferway_bench.processes import BenchError, OnStep, answers, get, request, running, wait_until
 from inferway_bench.routers import (
     BLOCK_SIZE,
     Counters,
@@ -29,6 +35,7 @@ from inferway_bench.routers import (
     running_router,
     since,
 )
+from inferway_bench.templates import FOLDER
 from inferway_bench.trivial_engine import Pace
 
 NUM_ENGINES = 2
@@ -123,12 +130,9 @@ def trivial_engine(model: str, log: Path, can_render: bool = False) -> Iterator[
         yield EngineAddress(url, endpoint.replace("*", "127.0.0.1"))
 
 
-def publish_events(
-    ready: Sequence[RunningRouter], model: str, on_step: OnStep, *, on_each: bool = False
-) -> None:
+def publish_events(ready: Sequence[RunningRouter], model: str, on_step: OnStep) -> None:
     """Let the engines of each router that matches events publish half of the long conversations
-    each, or with `on_each` all of them, until the router has them. Raises BenchError when it does
-    not come to have them."""
+    each, until the router has them. Raises BenchError when it does not come to have them."""
     prompts = EnginePrompts(model)
     sessions = conversations.sessions_without_last_turn(model)
     token_ids = [prompts.cached_token_ids(body) for body in sessions]
@@ -141,10 +145,8 @@ def publish_events(
 
         def matches(one: RunningRouter = one) -> bool:
             for i, ids in enumerate(token_ids):
-                body = msgspec.json.encode({"token_ids": ids})
-                for number, engine in enumerate(one.place.engines):
-                    if on_each or number == i % NUM_ENGINES:
-                        request(f"{engine.url}/bench/publish", body)
+                engine = one.place.engines[i % NUM_ENGINES]
+                request(f"{engine.url}/bench/publish", msgspec.json.encode({"token_ids": ids}))
             return one.router.matched_share(one.place, last_turn) > 0.9
 
         wait_until(matches, f"{one.router.label}: no match of what its engines published")
@@ -160,3 +162,80 @@ def events_written(engines: Sequence[EngineAddress]) -> int:
     """The number of events that `engines` have written into streams so far."""
     pages = (get(f"{engine.url}/bench/written") for engine in engines)
     return sum(msgspec.json.decode(page, type=dict[str, int])["events"] for page in pages)
+
+
+# What the official Python client sends, so that nobody is measured on three headers.
+_HEADERS = (FOLDER / "openai_headers.txt").read_text().splitlines()
+
+_SCRIPT = FOLDER / "load.lua"
+
+
+class LoadResult(msgspec.Struct, frozen=True):
+    """The counts that `wrk` has made of one load."""
+
+    requests: int
+    microseconds: int
+    bad_status: int  # answers that are neither 2xx nor 3xx
+    socket_errors: int
+    p50_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """POSTs `templates` in turn to /v1/chat/completions, `connections` at a time."""
+
+    templates: Sequence[BodyTemplate]
+    connections: int
+
+    def run(self, url: str, seconds: int, first_number: int) -> LoadResult:
+        """Load `url` for `seconds`; last turns are numbered from `first_number` on.
+
+        Raises BenchError when wrk is missing or fails, or when an answer was not a success.
+        """
+        wrk = find_wrk()
+        with TemporaryDirectory(prefix="inferway-bench-") as name:
+            directory = Path(name)
+            self._write(directory)
+            command = [wrk, "-t1", f"-c{self.connections}", f"-d{seconds}s", "--timeout", "30s"]
+            command += ["-s", str(directory / "load.lua"), url]
+            command += ["--", name, str(len(self.templates)), str(first_number)]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise BenchError(f"wrk ended with {done.returncode}: {done.stderr.strip()!r}")
+        return checked(parse_output(done.stdout), url)
+
+    def _write(self, directory: Path) -> None:
+        script = _SCRIPT.read_text().replace("DIGITS", str(NUMBER_DIGITS))
+        (directory / "load.lua").write_text(script)
+        for i, template in enumerate(self.templates, start=1):
+            length = len(template.body(0))
+            lines = ["POST /v1/chat/completions HTTP/1.1", *_HEADERS, f"Content-Length: {length}"]
+            head = "\r\n".join(lines).encode() + b"\r\n\r\n"
+            (directory / f"{i}.before").write_bytes(head + template.before)
+            (directory / f"{i}.after").write_bytes(template.after)
+
+
+def find_wrk() -> str:
+    """The path of `wrk`. Raises BenchError with the cure."""
+    found = shutil.which("wrk")
+    if found is None:
+        raise BenchError("wrk: not found in PATH; fix: apt-get install wrk")
+    return found
+
+
+def parse_output(text: str) -> LoadResult:
+    """The line that our script writes at the end of wrk's output."""
+    for line in text.splitlines():
+        if line.startswith("INFERWAY "):
+            return msgspec.json.decode(line.removeprefix("INFERWAY "), type=LoadResult)
+    raise BenchError(f"wrk: no result in its output: {text[-500:]!r}")
+
+
+def checked(result: LoadResult, url: str) -> LoadResult:
+    """`result` if every answer was a success. CPU time over failures would say nothing."""
+    if result.requests == 0 or result.bad_status or result.socket_errors:
+        raise BenchError(
+            f"{url}: {result.requests} answers, {result.bad_status} of them not 2xx, "
+            f"{result.socket_errors} socket errors; all must succeed to be counted"
+        )
+    return result

@@ -1,5 +1,5 @@
-"""`inferway bench index`: the same blocks in our index and in Dynamo's RadixTree, and how long
-everybody else waits while our index grows. Each task is a process of its own (`worker`)."""
+"""`inferway bench index`: the same blocks in our index and in Dynamo's RadixTree. Each task is a
+process of its own (`worker`)."""
 
 from __future__ import annotations
 
@@ -15,17 +15,11 @@ from inferway.doctor.machine import cache_dir
 from inferway_bench.flags import flag
 from inferway_bench.harness import Benchmark
 from inferway_bench.index.worker import OURS, PEER, PEER_ON_ONE, SHAPES
-from inferway_bench.plotting import Chart, Plot
-from inferway_bench.processes import BenchError
-from inferway_bench.progress import OnStep
-from inferway_bench.report import Column, Table
-from inferway_bench.rows import Findings, Goal, Key, Row, Run, Value, goal
+from inferway_bench.processes import BenchError, OnStep, in_turn, install_venv, result_of
+from inferway_bench.rows import Column, Findings, Key, Row, Run, Table, Value
 from inferway_bench.spread import median_interval, ratio_of_medians, three_digits
-from inferway_bench.venvs import install_venv
-from inferway_bench.workers import in_turn, result_of
 
 PEER_PACKAGE = "ai-dynamo-runtime==1.6.1"
-GROWING = "while it grows"
 
 Keys = dict[str, Key]
 Found = Mapping[str, Any]  # system -> what each round has found, of one task
@@ -45,17 +39,14 @@ class IndexPlan(msgspec.Struct, frozen=True):
     match_repeats: int = 15
     events: dict[int, int] = field(default_factory=lambda: {16: 4_000, 1: 20_000})  # by blocks
     event_repeats: int = 3
-    growth_blocks: int = 6_000_000
-    blocks_per_second: int = 100_000
-    quiet_seconds: float = 10.0  # before an index grows, to compare with
     memory_blocks: int = 6_000_000
     peer_blocks: int = 1_000_000
 
 
 _QUICK = {
     "rounds": 2, "prompts": {512: 50, 8192: 5}, "filler_blocks": 50_000, "match_repeats": 7,
-    "events": {16: 500, 1: 2_000}, "event_repeats": 2, "growth_blocks": 500_000,
-    "quiet_seconds": 2.0, "memory_blocks": 500_000, "peer_blocks": 200_000,
+    "events": {16: 500, 1: 2_000}, "event_repeats": 2,
+    "memory_blocks": 500_000, "peer_blocks": 200_000,
 }  # fmt: skip
 
 
@@ -76,27 +67,15 @@ def measure(plan: IndexPlan, on_step: OnStep) -> Findings:
     matches, events = (_in_turns(plan, task, list(pythons), found) for task in ("match", "events"))
     rows = [*match_rows(plan, matches), *event_rows(plan, events)]
     rows += [
-        Row("growth", {"system": system}, found("memory", system), is_ours=system == OURS)
+        Row("memory", {"system": system}, found("memory", system), is_ours=system == OURS)
         for system in pythons
         if system != PEER_ON_ONE
     ]
-    growth = found("stalls", OURS)
-    rows += [Row("stalls", {"when": when}, ms) for when, ms in growth["phases"].items()]
-    return Findings(
-        rows=rows,
-        about=[
-            f"{plan.rounds} rounds, in which both systems take turns; blocks of {plan.block_size} "
-            f"tokens. The peer: {PEER_PACKAGE if plan.peer else 'left out'}."
-        ],
-        notes={
-            "stalls": [
-                f"to {growth['blocks']:,} blocks at {growth['blocks'] / growth['seconds']:,.0f} "
-                "blocks/s, with a decision every 5 ms (16 k tokens, eight engines, no rendering); "
-                f"the loop was held for at most {growth['slice_ms']:.1f} ms of CPU time, and a "
-                f"single event for at most {growth['event_ms']:.1f} ms"
-            ]
-        },
+    about = (
+        f"{plan.rounds} rounds, in which both systems take turns; blocks of {plan.block_size} "
+        f"tokens. The peer: {PEER_PACKAGE if plan.peer else 'left out'}."
     )
+    return Findings(rows=rows, about=[about])
 
 
 def _in_turns(
@@ -150,61 +129,24 @@ def event_rows(plan: IndexPlan, found: Found) -> Iterator[Row]:
             yield Row("events", keys, values, is_ours=system == OURS)
 
 
-# what is required, and what is shown
-
-
-def goals(run: Run) -> Iterator[Goal]:
-    """Yield what is required of the index, judged."""
-    short, *_, long = sorted(map(int, run.plan["prompts"]))
-    match, match_long = (
-        _found(run, "match", held="detached", blocks=length, system=OURS)
-        for length in (short, long)
-    )
-    big, small = (_found(run, "events", **{"blocks of an event": n}) for n in (16, 1))
-    quiet, growing = (_found(run, "stalls", when=when) for when in ("before", GROWING))
-    peers = run.find("match", blocks=short, held="detached", system=PEER)
-    peers_event = run.find("events", system=PEER, **{"blocks of an event": 16})
-    if peers is not None and peers_event is not None:
-        what = f"match of {short:,} blocks, 8 engines, 1 % detached, the peer's time / ours"
-        yield goal(what, peers.interval("ratio"), least=10, form="{:.1f}", unit=" ×")
-        what = "16-block events, the peer's time / ours"
-        yield goal(what, peers_event.interval("ratio"), least=2, unit=" ×")
-    what = f"match of {long:,} blocks, time / that of {short:,} blocks"
-    yield goal(what, match_long.median("µs") / match.median("µs"), most=3, unit=" ×")
-    for what, row, least in (
-        ("16-block events, blocks/s", big, 300_000),
-        ("one-block events, events/s", small, 60_000),
-    ):
-        yield goal(what, row.interval("blocks/s"), least=least, form="{:,.0f}")
-    yield goal("bytes of a block at the peak", _found(run, "growth").median("peak"), most=250)
-    yield goal("longest stall while the index grows", growing.median("late"), most=5, unit=" ms")
-    decided = growing.median("decision p99") - quiet.median("decision p99")
-    yield goal("time that growing adds to a decision's p99", decided, most=2, unit=" ms")
-
-
-def _found(run: Run, table: str, **keys: Key) -> Row:
-    row = run.find(table, **keys)
-    assert row is not None, (table, keys)
-    return row
+# what is shown
 
 
 def losses(run: Run) -> list[str]:
     """Return where the peer is ahead."""
     found = []
-    growth = run.find("growth", system=PEER)
-    if growth is not None:
-        ours = _found(run, "growth").median("peak")
+    ours, peer = (run.find("memory", system=system) for system in (OURS, PEER))
+    if ours is not None and peer is not None and peer.median("bytes") < ours.median("bytes"):
         found.append(
-            f"memory: a block takes {ours:.0f} bytes, in Dynamo's RadixTree "
-            f"{growth.median('peak'):.0f}"
+            f"memory: a block takes {ours.median('bytes'):.0f} bytes, in Dynamo's RadixTree "
+            f"{peer.median('bytes'):.0f}"
         )
     for row in run.select("events", system=PEER_ON_ONE):
-        blocks = row.keys["blocks of an event"]
-        us = _found(run, "events", **{"blocks of an event": blocks}).median("µs")
-        if row.median("µs") < us:
+        mine = run.find("events", **{**row.keys, "system": OURS})
+        if mine is not None and row.median("µs") < mine.median("µs"):
             found.append(
-                f"{blocks}-block events: one takes {us:.1f} µs, in Dynamo's RadixTree on one core "
-                f"{row.median('µs'):.1f}"
+                f"{row.keys['blocks of an event']}-block events: one takes {mine.median('µs'):.1f} "
+                f"µs, in Dynamo's RadixTree on one core {row.median('µs'):.1f}"
             )
     return found
 
@@ -214,7 +156,6 @@ def _us(head: str = "µs") -> Column:
 
 
 _RATIO = Column("ratio", "times ours", "{:.1f}", shown="value")
-_MS = "{:.2f}"
 TABLES = [
     Table(
         "match",
@@ -237,42 +178,17 @@ TABLES = [
         ],
     ),
     Table(
-        "growth",
-        "Memory of one engine's blocks while its index grows to {memory_blocks:,}, in bytes for "
-        "each block",
-        ["system"],
-        [
-            Column("peak", form="{:.0f}", better="lower", unit="bytes"),
-            Column("at the end", form="{:.0f}"),
-        ],
-    ),
-    Table(
-        "stalls", "Stalls in ms, while the index grows: one event loop (one run)", ["when"],
-        [
-            Column("decision p50", form=_MS, unit="ms"),
-            Column("decision p99", "p99", _MS, better="lower", unit="ms"),
-            Column("decision", "longest", _MS, unit="ms"),
-            Column("late p99", "other tasks late by, p99", _MS, better="lower", unit="ms"),
-            Column("late", "longest", _MS, unit="ms"),
-        ],
-        in_details=True,
+        "memory", "Memory of one engine's blocks, {memory_blocks:,} of them, in bytes for each",
+        ["system"], [Column("bytes", form="{:.0f}", better="lower", unit="bytes")],
     ),
 ]  # fmt: skip
 INDEX = Benchmark(
     "index",
-    "Measure the index beside Dynamo's RadixTree: matching, events, memory, and how long the event "
-    "loop is held.",
+    "Measure the index beside Dynamo's RadixTree: matching, events and memory.",
     IndexPlan, measure, TABLES,
-    Chart(
-        "A match in a full index: median, 95 %",
-        [Plot(
-            "match", ["µs"], "blocks", by="held", y_label="match, µs", log_x=True, log_y=True,
-            where=lambda row: row.is_ours,
-        )],
-    ),
-    quick=_QUICK, goals=lambda run: list(goals(run)), losses=losses,
-    question="how fast the index matches prompts and applies events, how much memory it takes and "
-    "how long it stalls, compared with Dynamo's RadixTree",
-    takes="10 minutes",
+    quick=_QUICK, losses=losses,
+    question="how fast the index matches prompts and applies events, and how much memory it takes, "
+    "compared with Dynamo's RadixTree",
+    takes="8 minutes",
 )  # fmt: skip
 index = INDEX.command()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import random
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import count
+from itertools import count, islice
 from typing import cast
 
 import msgspec
@@ -20,10 +22,12 @@ from inferway.kv.events.event import BlockStored
 from inferway.kv.events.stream import StreamState
 from inferway.kv.index.memory import MemoryIndex
 from inferway.model import HolderId
+from inferway_bench.cpu import resident_bytes
 from inferway_bench.index.worker import VOCABULARY, Stored
 
 BLOCKS = 16  # of an event
 CHAIN = 32  # events of a prompt
+_SAMPLES = 60
 _ENCODER = msgspec.msgpack.Encoder()
 _ARRAY_AND_TOKEN = struct.Struct(">BHBI")  # 0xdc: 16 bits of length; 0xce: an integer of 32 bits
 
@@ -132,3 +136,25 @@ def endless_events(block_size: int, seed: int, chain: int, blocks: int) -> Itera
             parent = hashes[-1]
 
     return made()
+
+
+def bytes_of_a_block(num_blocks: int, block_size: int, seed: int) -> float:
+    """Return the resident bytes of a block, everything included, at the peak of the growth beyond
+    its twentieth. The process has done nothing else."""
+    index = MemoryIndex()
+    engine = FollowedEngine(0, block_size, index)
+    engine.find_dialect(endless_payloads(block_size, seed + 1, chain=1))
+    stream = endless_payloads(block_size, seed)
+    engine.apply(islice(stream, CHAIN))  # what is made once
+    index.apply(engine.blocks.forget())
+    gc.collect()
+    gc.freeze()  # as the gateway does when it has started
+    before, peak, stored = resident_bytes(os.getpid()), 0.0, 0
+    step = max(1, num_blocks // _SAMPLES // BLOCKS)
+    while stored < num_blocks:
+        engine.apply(islice(stream, step))
+        stored += step * BLOCKS
+        if stored >= num_blocks / 20:
+            peak = max(peak, (resident_bytes(os.getpid()) - before) / stored)
+    assert index.num_blocks(0) == engine.blocks.num_blocks == stored
+    return peak

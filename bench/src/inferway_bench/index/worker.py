@@ -259,17 +259,17 @@ def apply_events(plan: Json, make: type[Ours | RadixTree]) -> Json:
 
 
 def memory(plan: Json, make: type[Ours | RadixTree]) -> Json:
-    """Return the bytes of a block of one engine: ours while the index grows, the peer's in all."""
+    """Return the resident bytes of a block of one engine, everything included."""
     if make is Ours:
-        from inferway_bench.index.growth import bytes_of_a_block
+        from inferway_bench.index.engine import bytes_of_a_block
 
-        return bytes_of_a_block(plan["memory_blocks"], plan["block_size"], plan["seed"])
+        return {"bytes": bytes_of_a_block(plan["memory_blocks"], plan["block_size"], plan["seed"])}
     system, pid = RadixTree(), os.getpid()
     system.wait()
     before = resident_bytes(pid)
     _fill(system, plan["peer_blocks"])
     system.wait()
-    return {"peak": (resident_bytes(pid) - before) / plan["peer_blocks"]}
+    return {"bytes": (resident_bytes(pid) - before) / plan["peer_blocks"]}
 
 
 def _fill(system: Ours | RadixTree, num_blocks: int) -> None:
@@ -278,20 +278,13 @@ def _fill(system: Ours | RadixTree, num_blocks: int) -> None:
         system.store(0, event.hashes, event.parent)
 
 
-def stalls(plan: Json, _: type[Ours | RadixTree]) -> Json:
-    """Return what an event loop does while the index grows."""
-    from inferway_bench.index.growth import stalls
-
-    return stalls(plan)
-
-
-TASKS = {"match": match, "events": apply_events, "memory": memory, "stalls": stalls}
+TASKS = {"match": match, "events": apply_events, "memory": memory}
 
 
 def main() -> None:
     """Do a task. Ours is on one core where nobody waits for what else runs on it."""
     plan, task, system = sys.argv[1:]
-    if system != PEER and task != "stalls":
+    if system != PEER:
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     print(json.dumps(TASKS[task](json.loads(plan), Ours if system == OURS else RadixTree)))
 

@@ -4,8 +4,7 @@
     driven = await drive(Target(url), sessions, Pacing(seconds=60), model="m")
     row = row_of(keep(driven, Stage(rate=8), warm_up=10, seconds=60), Slo())
 
-`workload` says what a session is, `generated`, `datasets` and `traced` make them, `schedule` gives
-them times; `drive` sends them through `client`, `answers` reads what comes back; `measured` says
-what it means and how sure that is, and `doubts` when it means nothing. `plan` has the flags of the
-command, and `run` the command.
+`generated` says what a session is, gives it times, and makes some, as `datasets` does; `drive`
+sends them through `client`, `answers` reads what comes back; `measured` says what it means, how
+sure that is, and when it means nothing. `plan` has the flags of the command, and `run` the command.
 """

@@ -21,10 +21,9 @@ from typing import Any
 import click
 import msgspec
 
-from inferway_bench.chats import default_data_dir
-from inferway_bench.loading.workload import Message, Session, Turn
-from inferway_bench.packed import unpacked
-from inferway_bench.policies.traces import FILES, stored
+from inferway_bench.data_files import default_data_dir, unpacked
+from inferway_bench.loading.generated import Message, Session, Turn
+from inferway_bench.policies.requests import FILES, stored
 from inferway_bench.processes import BenchError
 
 _ROLES = {

@@ -17,10 +17,9 @@ from typing import Any
 
 import uvloop
 
-from inferway_bench.loading.answers import Answer, read_answer
+from inferway_bench.loading.answers import Answer, Sample, read_answer
 from inferway_bench.loading.client import Client, Target
-from inferway_bench.loading.samples import Sample
-from inferway_bench.loading.workload import Conversation, Session, Turn
+from inferway_bench.loading.generated import Conversation, Session, Turn
 
 OnSample = Callable[[Sample], None]
 

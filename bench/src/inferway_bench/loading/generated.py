@@ -1,5 +1,6 @@
-"""Text of given lengths, and generated chats: sessions that grow turn by turn behind a few shared
-system prompts. Pure.
+"""Sessions and the times of their turns; text of given lengths; generated chats: sessions that grow
+turn by turn behind shared prompts; and traces -> sessions: text of the lengths that the trace says,
+equal where its blocks are. Pure.
 
 Each of the words, with the space before it, is one token to GPT-2's, Llama 3's, Qwen's, DeepSeek's,
 SmolLM2's and other byte-level vocabularies (a test counts some), and drawn at random they repeat
@@ -8,13 +9,20 @@ nothing: equal texts have equal tokens, and others share no block.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import lru_cache
-from itertools import count
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
+from itertools import count, islice, takewhile
 from random import Random
+from typing import Any
 
-from inferway_bench.loading.workload import Message, Session, Turn
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from inferway_bench.policies.requests import SimRequest, Workload
+from inferway_bench.processes import BenchError
 
 Range = tuple[int, int]  # least and most, drawn evenly
 
@@ -99,3 +107,155 @@ def _turns(spec: ChatSpec, seed: int, number: int, words: str) -> Iterator[Turn]
         if spec.given_answers:
             answer = text(answered, f"{words} session {number} answer {turn}")
         yield Turn(messages, fields, think if turn else 0.0, answer)
+
+
+def shortened(workload: Workload, most_tokens: int) -> Workload:
+    """Return the workload without its longer prompts, and without what follows them. Raises
+    BenchError if nothing is left."""
+    place: dict[int, int] = {}
+    kept: list[SimRequest] = []
+    for index, request in enumerate(workload.requests):
+        follows = request.follows if request.follows is None else place.get(request.follows)
+        is_orphan = request.follows is not None and follows is None
+        if request.prompt_tokens <= most_tokens and not is_orphan:
+            place[index] = len(kept)
+            kept.append(msgspec.structs.replace(request, follows=follows))
+    if not kept:
+        shortest = min(request.prompt_tokens for request in workload.requests)
+        raise BenchError(
+            f"--max-prompt-tokens {most_tokens}: leaves nothing of the trace; its shortest prompt "
+            f"has {shortest} tokens"
+        )
+    about = (
+        f"{workload.about}; {len(kept):,} of {len(workload.requests):,} requests, those of up to "
+        f"{most_tokens:,} tokens"
+    )
+    return Workload(workload.name, about, workload.block_tokens, kept, workload.grain)
+
+
+def traced(
+    workload: Workload, at: NDArray[np.float64], seed: str, force_length: bool = True
+) -> Iterator[Session]:
+    """Yield sessions in the order of `at`, the seconds at which requests come that follow none.
+    Requests that follow each other are one session, and each of its turns brings its whole prompt.
+    """
+    requests = workload.requests
+    following = {r.follows: i for i, r in enumerate(requests) if r.follows is not None}
+
+    def turns(index: int | None) -> Iterator[Turn]:
+        while index is not None:
+            request = requests[index]
+            fields: dict[str, object] = {"max_tokens": request.output_tokens}
+            if force_length:
+                fields["ignore_eos"] = True
+            yield Turn((), fields, request.think, prompt=partial(_message, workload, index, seed))
+            index = following.get(index)
+
+    firsts = [i for i, r in enumerate(requests) if r.follows is None]
+    for number, first in enumerate(sorted(firsts, key=lambda i: float(at[i]))):
+        yield Session(number, list(turns(first)), (float(at[first]),))
+
+
+def _message(workload: Workload, index: int, seed: str) -> dict[str, object]:
+    """As many words as the request has tokens: those of its blocks, and some that no other has."""
+    request, each = workload.requests[index], workload.block_tokens
+    parts = [block(each, f"{seed} {name}") for name in request.blocks]
+    rest = request.prompt_tokens - each * len(request.blocks)
+    parts.append(text(max(0, rest), f"{seed} rest {index}"))
+    return {"messages": [{"role": "user", "content": "".join(parts)}]}
+
+
+Message = Mapping[str, Any]  # {"role": …, "content": …}, as OpenAI has it
+
+CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One request of a session. Its chat is what was said before and `messages`; but if `fields` or
+    `prompt` bring `messages` or a `prompt` themselves, that is sent and nothing else."""
+
+    messages: Sequence[Message] = ()  # what is new: the user's, before the first turn the system's
+    fields: Mapping[str, Any] = field(default_factory=dict)  # further ones: max_tokens, tools, …
+    think: float = 0.0  # seconds from the answer before to this turn, where it has no time
+    answer: str | None = None  # what the history keeps in place of the server's own answer
+    prompt: Callable[[], Mapping[str, Any]] | None = None  # long ones are made when they are sent
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """Turns that follow each other: none is sent before the one before is answered.
+
+    `at` has the intended times of the first of them, in seconds of the stage; turns beyond it come
+    `think` seconds after the answer before. Closed loops look at `think` alone.
+    """
+
+    number: int
+    turns: Sequence[Turn]
+    at: Sequence[float] = ()
+
+
+class Conversation:
+    """The history of a session, which the one that sends the session writes."""
+
+    def __init__(self) -> None:
+        self._history: list[Message] = []
+
+    def ask(self, turn: Turn, defaults: Mapping[str, Any]) -> tuple[str, bytes]:
+        """Return the path and the body of the turn, with `defaults` under its own fields."""
+        body = {**defaults, **turn.fields, **(turn.prompt() if turn.prompt else {})}
+        if "prompt" in body:
+            return COMPLETIONS, msgspec.json.encode(body)
+        if "messages" not in body:
+            self._history += turn.messages
+            body["messages"] = self._history
+        return CHATS, msgspec.json.encode(body)
+
+    def hear(self, turn: Turn, answer: str) -> None:
+        """Add the answer to `turn`: the server's, or the one that the turn brings in its place."""
+        said = answer if turn.answer is None else turn.answer
+        self._history.append({"role": "assistant", "content": said})
+
+
+def poisson(rate: float, seed: int) -> Iterator[float]:
+    """Yield arrival times in seconds without end, `rate` a second, of people who know nothing of
+    each other."""
+    rng = Random(seed)
+    at = 0.0
+    while True:
+        at += rng.expovariate(rate)
+        yield at
+
+
+def first_times(times: Iterator[float], *, seconds: float | None, count: int | None) -> list[float]:
+    """Return the times before `seconds`, and `count` of them at most. At least one of the limits is
+    given."""
+    return list(takewhile(lambda at: seconds is None or at < seconds, islice(times, count)))
+
+
+def interleaved(
+    sessions: Iterator[Session], times: Sequence[float], live: int, seed: int
+) -> list[Session]:
+    """Return sessions of which each of `times` gets the next turn of one of `live`; one that is
+    over makes place for another. So requests come at the very times, whatever the sessions'
+    lengths.
+
+    Whose turn it is is drawn among the half that has waited longest, so that answers have time to
+    come. The same seed draws the same, whatever the server does. In the order of first times."""
+    rng = Random(seed)
+    begun: list[tuple[Session, list[float]]] = []  # with the times that its turns have got
+    waiting: deque[tuple[Session, list[float]]] = deque()
+    for time in times:
+        if len(waiting) < live and (new := next(sessions, None)) is not None:
+            begun.append((new, []))
+            session, at = begun[-1]
+        elif waiting:
+            place = rng.randrange((len(waiting) + 1) // 2)
+            session, at = waiting[place]
+            del waiting[place]
+        else:
+            break  # there are no more sessions
+        at.append(time)
+        if len(at) < len(session.turns):
+            waiting.append((session, at))
+    return [replace(s, turns=s.turns[: len(at)], at=tuple(at)) for s, at in begun]

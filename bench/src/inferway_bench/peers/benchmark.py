@@ -21,14 +21,12 @@ import msgspec
 
 from inferway_bench.flags import flag
 from inferway_bench.harness import Benchmark
-from inferway_bench.peers.fleets import real_engines, started
-from inferway_bench.peers.measuring import Cell, RouterTrials
+from inferway_bench.peers.fleets import Cell, RouterTrials, real_engines, started
 from inferway_bench.peers.plan import REAL, SIMULATED, LayersFlag, Scenario, VllmFlag
 from inferway_bench.plotting import Chart, Plot
-from inferway_bench.progress import OnStep
-from inferway_bench.report import Column, Table, table_lines
+from inferway_bench.processes import OnStep
 from inferway_bench.routers import OnlyFlag, PeersFlag, Router, all_routers, chosen, versions
-from inferway_bench.rows import Findings, Goal, Key, Row, Run, Value
+from inferway_bench.rows import Column, Findings, Key, Row, Run, Table, Value, table_lines
 from inferway_bench.spread import Interval, mean_interval
 
 OURS, PLAIN = "inferway serve", "inferway serve --no-scoring"
@@ -162,30 +160,6 @@ def _loads(run: Run) -> Iterator[tuple[float, Row, list[tuple[Row, Row]]]]:
             yield float(load), ours, pairs
 
 
-def goals(run: Run) -> list[Goal]:
-    """Judge ours where it was measured beside others: the most tokens from caches, and a mean TTFT
-    below that of each."""
-    found = []
-    for load, ours, pairs in _loads(run):
-        peers = [(row, less) for row, less in pairs if not row.is_ours]
-        if peers:
-            best = max((row for row, _ in peers), key=lambda row: _mean(row, "cached"))
-            mine, theirs = _interval(ours, "cached"), _interval(best, "cached")
-            found.append(
-                Goal(
-                    f"cached tokens at {load:.0%}",
-                    f"≥ lower end of the interval of {best.keys['router']}",
-                    f"{mine.shown('{:.1f}')} %; peer {theirs.shown('{:.1f}')} %",
-                    mine.value >= theirs.low,
-                )
-            )
-        for row, less in peers:
-            ttft = _interval(less, "ttft_ms")
-            what = f"mean TTFT at {load:.0%} minus that of {row.keys['router']}"
-            found.append(Goal(what, "< 0", f"{ttft.shown('{:,.0f}')} ms", ttft.high < 0))
-    return found
-
-
 def losses(run: Run) -> list[str]:
     """Name the routers that answer sooner, or cost less CPU, beyond the noise."""
     found = []
@@ -286,7 +260,6 @@ PEERS = Benchmark(
         ],
     ),
     quick={"loads": (0.75,), "seeds": 2, "sessions": 40},
-    goals=goals,
     losses=losses,
     glance=glance,
     question="how the choice of router changes time to first token, cached tokens and CPU time: "

@@ -1,4 +1,5 @@
-"""The engines that all routers of a run stand in front of: simulated ones, or real vLLM."""
+"""The engines that all routers of a run stand in front of, simulated ones or real vLLM; the routers
+in front of them, one after the other, and what each load was like."""
 
 from __future__ import annotations
 
@@ -6,18 +7,29 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from math import sqrt
 from pathlib import Path
+from statistics import fmean
+from typing import NamedTuple
 
 import msgspec
+import numpy as np
+import uvloop
 
+from inferway_bench.cpu import cpu_seconds, resident_bytes
+from inferway_bench.loading.answers import Sample
+from inferway_bench.loading.client import Target
+from inferway_bench.loading.drive import Driven, Pacing, drive, without_collections
+from inferway_bench.loading.generated import Session
 from inferway_bench.machine import CPUINFO, vllm_dtype
-from inferway_bench.peers.plan import RealEngines, SimulatedEngines
+from inferway_bench.peers.plan import ChatSpec, RealEngines, Scenario, SimulatedEngines, chats
 from inferway_bench.processes import (
     BenchError,
+    OnStep,
     answers,
     free_port,
     get,
@@ -25,8 +37,17 @@ from inferway_bench.processes import (
     running,
     wait_until,
 )
-from inferway_bench.progress import OnStep
-from inferway_bench.routers import EngineAddress, read_metrics, total
+from inferway_bench.routers import (
+    EngineAddress,
+    Router,
+    RunningRouter,
+    place_for,
+    read_metrics,
+    running_router,
+    since,
+    total,
+)
+from inferway_bench.spread import doubling_rate
 from inferway_sim.prepare import prepare_smollm2
 
 MODEL = "smollm2"  # as clients call it
@@ -162,3 +183,153 @@ def _url_in(log: Path) -> str:
 def _address(url: str) -> EngineAddress:
     source = msgspec.json.decode(get(f"{url}/kv_event_sources"))["0"]
     return EngineAddress(url, source["endpoint"].replace("*", "127.0.0.1"))
+
+
+_TIMEOUT = 120.0  # seconds that an answer may take
+_SEARCH_SEED, _WARM_UP_SEED = 1_000, 2_000  # of chats that are not measured
+_MOST_DOUBLINGS = 8  # of the rate that is looked for
+
+
+@dataclass(frozen=True, slots=True)
+class Standing(RunningRouter):
+    """A router that runs in front of a fleet."""
+
+    def carry(self, sessions: Sequence[Session], users: int | None = None) -> Driven:
+        """Send `sessions` at their times, or as fast as `users` go, and wait for the answers."""
+        target = Target(self.place.url, timeout=_TIMEOUT)
+        with without_collections():
+            return uvloop.run(drive(target, sessions, Pacing(users), model=MODEL))
+
+    def warm_up(self, spec: ChatSpec, seed: int, rate: float, requests: int) -> None:
+        """Carry the first `requests` of chats that are like those of `seed`, and others."""
+        self.carry(chats(spec, _WARM_UP_SEED + seed, f"warm-{seed}", rate, requests))
+
+    def figures(self, requests: int, sessions: Sequence[Session]) -> dict[str, float]:
+        """Carry `sessions`, which have this number of requests, and return what that was like, and
+        the CPU time of the router for each of them and its memory. Raises BenchError if none of
+        them was answered."""
+        before = cpu_seconds(self.pid)
+        samples = self.carry(sessions).samples
+        used = cpu_seconds(self.pid) - before
+        if not any(sample.ok for sample in samples):
+            said = next((s.detail or s.error for s in samples), "")
+            raise BenchError(f"{self.label}: no request was answered: {said}")
+        found = figures(requests, samples)
+        found["cpu_ms"] = round(used * 1e3 / (requests - found["errors"]), 4)
+        found["mib"] = round(resident_bytes(self.pid) / 2**20, 1)
+        return found
+
+
+@contextmanager
+def standing(router: Router, fleet: Fleet, directory: Path) -> Iterator[Standing]:
+    """Start `router` in front of `fleet`, its files in `directory`, and wait until it is ready.
+    Raises BenchError when it does not start."""
+    place = place_for(fleet.engines, MODEL, directory, fleet.block_size)
+    with running_router(router, place, router.is_ready) as one:
+        yield Standing(one.router, one.place, one.pid)
+
+
+class Cell(NamedTuple):
+    """One router, one load, one seed, and what `figures` says of it."""
+
+    router: str
+    load: float
+    seed: int
+    is_ours: bool
+    figures: dict[str, float]
+
+
+@dataclass(slots=True)
+class RouterTrials:
+    """All routers in front of one fleet. It collects `cells` and what each router says it did."""
+
+    scenario: Scenario
+    fleet: Fleet
+    directory: Path
+    on_step: OnStep
+    cells: list[Cell] = field(default_factory=list)
+    evidence: dict[str, str] = field(default_factory=dict)
+
+    def find_rate(self, round_robin: Router) -> dict[str, float]:
+        """Return the rate at which round-robin's mean TTFT doubles, and the idle rate and TTFT."""
+        with standing(round_robin, self.fleet, self.directory / "search") as one:
+
+            def mean_ttft(rate: float) -> float:
+                self.on_step(f"{round_robin.label} at {rate:.3g} requests a second")
+                return self._carried(one, _SEARCH_SEED, f"search-{rate:.6g}", rate)["ttft_ms"]
+
+            idle_rate = self.scenario.idle_rate or self._seldom(one)
+            idle, steps = mean_ttft(idle_rate), self.scenario.bisections
+            try:
+                low, high = doubling_rate(
+                    mean_ttft, idle, (idle_rate, 2 * idle_rate), 2.0, _MOST_DOUBLINGS, steps
+                )
+            except ValueError as e:
+                raise BenchError(f"{round_robin.label}: {e}; fix: --rate") from e
+        return {
+            "rate": round(sqrt(low * high), 3),
+            "idle_rate": round(idle_rate, 3),
+            "idle_ttft_ms": round(idle, 1),
+        }
+
+    def _seldom(self, one: Standing) -> float:
+        """The requests a second that hardly ever meet, on this machine: a quarter of what one user
+        gets who waits for each answer. All the chats: first turns are shorter than others."""
+        self.on_step(f"{one.label} with one user")
+        self.fleet.reset()
+        driven = one.carry(chats(self.scenario.chats, _SEARCH_SEED, "seldom", 1.0), users=1)
+        return len(driven.samples) / driven.seconds / 4
+
+    def measure(
+        self, routers: Sequence[Router], seeds: int, loads: Sequence[float], rate: float
+    ) -> None:
+        """Measure every router, load and seed."""
+        total = len(routers) * len(loads) * seeds
+        for seed in range(seeds):
+            first = seed % len(routers)
+            for router in [*routers[first:], *routers[:first]]:
+                place = self.directory / f"{seed}-{routers.index(router)}"
+                with standing(router, self.fleet, place) as one:
+                    self._measure_loads(one, seed, loads, rate, total)
+
+    def _measure_loads(
+        self, one: Standing, seed: int, loads: Sequence[float], rate: float, total: int
+    ) -> None:
+        self.on_step(f"warming up {one.label}")
+        one.warm_up(self.scenario.chats, seed, rate, self.scenario.warm_up_requests)
+        before = one.router.counters(one.place)
+        for load in loads:
+            self.on_step(f"{one.label} at {load:.0%}, seed {seed}", len(self.cells), total)
+            found = self._carried(one, seed, f"{seed}-{load:g}", load * rate)
+            self.cells.append(Cell(one.label, load, seed, one.router.is_ours, found))
+        counted = since(before, one.router.counters(one.place))
+        self.evidence[one.label] = one.router.evidence(counted)
+
+    def _carried(self, one: Standing, seed: int, tag: str, rate: float) -> dict[str, float]:
+        self.fleet.reset()
+        spec = self.scenario.chats
+        return one.figures(spec.requests, chats(spec, seed, tag, rate))
+
+
+def figures(requests: int, samples: Iterable[Sample]) -> dict[str, float]:
+    """Return what the answered ones of `requests` were like: TTFT from the intended time, the mean
+    time between tokens, answers a second from the first intended time to the last answer's end, the
+    share of prompt tokens that engines found cached, and by how much the generator itself was
+    late. Errors are those not answered whole, or never sent, because the turn before was not."""
+    good = [sample for sample in samples if sample.ok]
+    firsts = np.array([sample.ttft for sample in good], float) * 1e3
+    p50, p90, p99 = np.percentile(firsts, (50, 90, 99)).tolist()
+    seconds = max(s.ended for s in good) - min(s.intended for s in good)
+    asked = sum(sample.prompt_tokens or 0 for sample in good)
+    found = {
+        "ttft_ms": float(firsts.mean()),
+        "p50_ms": p50,
+        "p90_ms": p90,
+        "p99_ms": p99,
+        "itl_ms": fmean([s.itl for s in good if s.itl is not None] or [0.0]) * 1e3,
+        "per_second": len(good) / seconds,
+        "cached": 100 * sum(s.cached_tokens or 0 for s in good) / asked if asked else 0.0,
+        "late_p99_ms": float(np.percentile([s.late for s in good], 99)) * 1e3,
+    }
+    rounded = {name: round(value, 3) for name, value in found.items()}
+    return rounded | {"errors": requests - len(good)}

@@ -1,15 +1,36 @@
-"""The engines and the chats of `inferway bench peers`, and of `bench validate`."""
+"""The engines and the chats of `inferway bench peers`, and of `bench validate`.
+
+Chats are for a fleet that is short of memory: drawn with a seed, the same for every router.
+Sessions share a few system prompts and grow turn by turn, all of them side by side, so that an
+engine sees many others between two turns of one. What the assistant said is part of the workload
+and not what the engine answered: every router gets the same bytes, in the same order, at the same
+intended times, whatever it did before. So of earlier turns only the prompts are reused.
+
+The words are drawn with a tag of the run, so that nothing of one run is left in any cache or tree
+of prefixes at the next.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 
 from inferway_bench.flags import flag
-from inferway_bench.peers.workload import ChatSpec
+from inferway_bench.loading import generated
+from inferway_bench.loading.generated import (
+    Session,
+    Turn,
+    first_times,
+    generated_chats,
+    interleaved,
+    poisson,
+)
 
 # fmt: off
 VllmFlag = Annotated[Path | None, flag(
@@ -21,6 +42,22 @@ LayersFlag = Annotated[int | None, flag(
     " slow; by default the model has all 30.", metavar="N", ge=1, le=30,
 )]
 # fmt: on
+
+
+class ChatSpec(msgspec.Struct, frozen=True):
+    """The shape of chats. Lengths are in tokens."""
+
+    sessions: int = 40
+    turns: int = 5  # of each session
+    systems: int = 4  # prompts that sessions share
+    system_tokens: int = 400
+    message_tokens: tuple[int, int] = (90, 260)  # least and most, evenly
+    answer_tokens: int = 12
+    apart: int = 10  # requests of others, at least, between two turns of a session
+
+    @property
+    def requests(self) -> int:
+        return self.sessions * self.turns
 
 
 class SimulatedEngines(msgspec.Struct, frozen=True, tag="simulated"):
@@ -112,7 +149,7 @@ class Scenario(msgspec.Struct, frozen=True):
 SIMULATED = Scenario(
     SimulatedEngines(),
     # eight engines hold 82,000 tokens; the chats of one run are about as many
-    ChatSpec(sessions=96, turns=5, systems=8, system_chars=1000, apart=24),
+    ChatSpec(sessions=96, turns=5, systems=8, system_tokens=250, apart=24),
     warm_up_requests=80,
     bisections=3,
     idle_rate=3.0,
@@ -120,13 +157,34 @@ SIMULATED = Scenario(
 REAL = Scenario(
     RealEngines(),
     # two engines hold 32,700 tokens; the chats of one run are nearly twice as many
-    ChatSpec(
-        turns=4,
-        system_chars=600,
-        message_chars=(500, 1500),
-        reply_chars=(250, 1050),
-        answer_tokens=4,
-    ),
+    ChatSpec(turns=4, system_tokens=150, message_tokens=(250, 570), answer_tokens=4),
     warm_up_requests=16,
     bisections=2,
 )
+
+
+def chats(
+    spec: ChatSpec, seed: int, tag: str, rate: float, most: int | None = None
+) -> list[Session]:
+    """Return sessions in the order of their first turns, for `rate` requests a second: a Poisson
+    process, each time another session's turn. Seed and spec decide all but the words, which are
+    those of the tag, and how fast it goes. `most` keeps only the first requests of all."""
+    kind = generated.ChatSpec(
+        spec.systems,
+        spec.system_tokens,
+        (spec.turns, spec.turns),
+        spec.message_tokens,
+        (spec.answer_tokens, spec.answer_tokens),
+        given_answers=True,
+    )
+    times = first_times(poisson(rate, seed), seconds=None, count=spec.requests)
+    made = islice(generated_chats(kind, seed, tag), spec.sessions)
+    sent = interleaved(made, times[:most], 2 * spec.apart, seed)
+    return [replace(each, turns=_named(each.turns, f"{tag}-{each.number}")) for each in sent]
+
+
+def _named(turns: Sequence[Turn], name: str) -> list[Turn]:
+    """The turns with the session's name where vllm-router's consistent_hash looks for it: it does
+    not look at OpenAI's `user`, and engines ignore the field."""
+    more = {"session_params": {"session_id": name}, "temperature": 0}
+    return [replace(turn, fields={**turn.fields, **more}) for turn in turns]

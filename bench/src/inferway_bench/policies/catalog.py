@@ -1,30 +1,41 @@
 """The policies by name, and how each is made: production's plugins, configured as `inferway serve`
-builds them, and models of peers' rules."""
+builds them; models of peers' rules; ours without KV events; and the oracle."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from random import Random
 from typing import Any
 
-from inferway.model import ROLE, Endpoint, KvConnector, KvTransfer
-from inferway.openai_api.llm_request import BYTES_PER_TOKEN
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from inferway.model import (
+    ROLE,
+    Candidates,
+    Endpoint,
+    Headers,
+    KvConnector,
+    KvTransfer,
+    SchedulingResult,
+    Target,
+)
+from inferway.openai_api.llm_request import BYTES_PER_TOKEN, LLMRequest
 from inferway.scheduling.config import build
 from inferway.scheduling.document import parse_config
+from inferway.scheduling.expected_ttft.legs import best_pair
 from inferway.scheduling.load import KV_AWARE, KnownTypes, load_scheduling
+from inferway.scheduling.per_endpoint import PerEndpoint
+from inferway.scheduling.pickers import MaxScore
+from inferway.scheduling.plugin import Picker, ProfileHandler, RequestListener
 from inferway.scheduling.profile import LeastLoaded
-from inferway_bench.policies.deaf import Memory
-from inferway_bench.policies.gateway import Policy, endpoints_of
-from inferway_bench.policies.oracle import Oracle
-from inferway_bench.policies.requests import CHARS_A_BLOCK
-from inferway_bench.policies.sharing import sharing_named
-from inferway_bench.policies.simple import (
-    Anywhere,
-    CacheAware,
-    ConsistentHash,
-    InTwoLegs,
-    RoundRobin,
-)
+from inferway.scheduling.roles import Roles, roles_of
+from inferway_bench.policies.engine import Engine, EngineSpec
+from inferway_bench.policies.gateway import Policy, endpoints_of, sharing_named
+from inferway_bench.policies.requests import CHARS_A_BLOCK, SimRequest
 from inferway_bench.policies.simulate import MakePolicy, World
 from inferway_bench.processes import BenchError
 from inferway_llmd.scheduling.producers.approx_prefix_cache import ApproxPrefixCacheParameters
@@ -32,13 +43,11 @@ from inferway_llmd.scheduling.producers.sent_blocks import SentBlocks
 
 OURS = "expected-ttft"
 DEAF = "expected-ttft-deaf"
+FULL_ALONE = "expected-ttft-full-attention"  # of hybrid models its index knows this group alone
 ORACLE = "oracle"
 LLM_D = "llm-d-default"
 # Whether prompts are computed apart from where they are answered: see WITH_LEGS.
 NEVER, LEARNED, ALWAYS, THRESHOLD = "never", "learned", "always", "llm-d-pd"
-# Peers' policies that guess what engines hold by what was sent there, and those that are told.
-APPROXIMATE = ("approx-prefix", LLM_D, "llm-d-whole", "cache-aware")
-EVENT_DRIVEN = ("kv-aware",)
 
 _ENGINE_BLOCK = 16  # tokens: vLLM's blocks, which llm-d's defaults are made for
 _LLM_D = {"queue-scorer": 2.0, "kv-cache-utilization-scorer": 2.0, "prefix-cache-scorer": 3.0}
@@ -147,7 +156,12 @@ POLICIES: dict[str, MakePolicy] = {
     ORACLE: _oracle,
 }
 # "least-load" as `inferway serve` calls it
-_NAMED = {**POLICIES, "least-load": POLICIES["least-request"], NEVER: POLICIES[OURS]}
+_NAMED: dict[str, MakePolicy] = {
+    **POLICIES,
+    "least-load": POLICIES["least-request"],
+    NEVER: POLICIES[OURS],
+    FULL_ALONE: lambda world: replace(_expected_ttft(world), knows_groups=False),
+}
 
 
 def alone(policy: str) -> str:
@@ -182,3 +196,200 @@ WITH_LEGS: Mapping[str, Callable[[World, int], Policy]] = {
     ALWAYS: lambda world, prefill: _always(world, prefill),
     THRESHOLD: lambda world, prefill: _llm_d_pd(world, prefill),
 }
+
+
+def chosen(candidates: Candidates, row: int) -> SchedulingResult:
+    """Return the choice of the candidate in this row."""
+    matched, blocks = candidates.matched_blocks[row], candidates.prompt_blocks[row]
+    return SchedulingResult((Target(candidates.endpoints[row], 0.0, int(matched), int(blocks)),))
+
+
+@dataclass(frozen=True, slots=True)
+class Anywhere:
+    """Chooses each engine with the same probability."""
+
+    random: Random
+
+    def choose(self, request: LLMRequest, candidates: Candidates) -> SchedulingResult:
+        return chosen(candidates, self.random.randrange(len(candidates.endpoints)))
+
+
+@dataclass(slots=True)
+class RoundRobin:
+    """Chooses one engine after the other."""
+
+    turn: int
+
+    def choose(self, request: LLMRequest, candidates: Candidates) -> SchedulingResult:
+        self.turn = (self.turn + 1) % len(candidates.endpoints)
+        return chosen(candidates, self.turn)
+
+
+@dataclass(slots=True)
+class ConsistentHash:
+    """Chooses by a session's name on a ring with `points` points for each engine, as vllm-router's
+    `consistent_hash`."""
+
+    points: int = 160
+    _ring: list[tuple[int, int]] = field(default_factory=list)  # (point, row), in order
+
+    def choose(self, request: LLMRequest, candidates: Candidates) -> SchedulingResult:
+        ring = self._ring
+        if not ring:
+            ring += sorted(
+                (xxhash.xxh64_intdigest(f"{endpoint.name}#{i}".encode()), row)
+                for row, endpoint in enumerate(candidates.endpoints)
+                for i in range(self.points)
+            )
+        name = request.header(b"x-session-id") or b""
+        at = bisect_left(ring, (xxhash.xxh64_intdigest(name), 0))
+        return chosen(candidates, ring[at % len(ring)][1])
+
+
+@dataclass(slots=True)
+class CacheAware:
+    """SGLang's `cache_aware` (sglang-router 0.3.2), at the grain of blocks; its thresholds are the
+    router's defaults.
+
+    A tree of all prompts sent guesses, for each engine, what it holds; nothing is heard from them.
+    While the fleet is in balance, a prompt goes where most of it was sent before, if that is more
+    than `cache_threshold` of it; else, and out of balance, to the engine with the fewest requests.
+    What was used least recently leaves an engine's tree when it does not fit `max_tree_tokens`
+    (SGLang looks every two minutes).
+    """
+
+    block_tokens: int
+    cache_threshold: float = 0.3
+    balance_abs_threshold: float = 64
+    balance_rel_threshold: float = 1.5
+    max_tree_tokens: int = 2**26 // 4  # 2^26 characters
+    _sent: SentBlocks = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._sent = SentBlocks(self.max_tree_tokens // self.block_tokens)
+
+    def choose(self, request: LLMRequest, candidates: Candidates) -> SchedulingResult:
+        blocks = request.prompts[self.block_tokens][0].block_keys
+        load: list[float] = candidates.in_flight.tolist()
+        most, least = max(load), min(load)
+        row = load.index(least)
+        names = [endpoint.name for endpoint in candidates.endpoints]
+        is_uneven = most - least > self.balance_abs_threshold
+        if not (is_uneven and most > self.balance_rel_threshold * least):
+            held = self._sent.held(blocks)[self._sent.places(names)]
+            best = int(held.argmax())
+            if held[best] > self.cache_threshold * len(blocks):
+                row = best
+        self._sent.add(names[row], blocks)
+        return chosen(candidates, row)
+
+
+@dataclass(frozen=True, slots=True)
+class InTwoLegs:
+    """Chooses the pair that costs the least, whatever one leg costs; `chooser` where no engine has
+    room to decode."""
+
+    chooser: ProfileHandler
+    _roles: PerEndpoint[Roles | None] = field(default_factory=lambda: PerEndpoint(roles_of))
+
+    def choose(self, request: LLMRequest, candidates: Candidates) -> SchedulingResult:
+        roles = self._roles(candidates.endpoints)
+        pair = None if roles is None else best_pair(candidates, roles.groups, roles.engines)
+        if pair is None:
+            return self.chooser.choose(request, candidates)
+        prefill = [chosen(candidates, row).targets[0] for row in pair.prefill]
+        decode = chosen(candidates, pair.decode).targets
+        return SchedulingResult(decode, prefill=tuple(prefill))
+
+
+@dataclass(slots=True)
+class Memory:
+    """Fills the columns that KV events would fill with what this gateway has sent to each engine,
+    as much of it as fits the engine's cache. Ours with it and ours with events differ by what
+    events buy."""
+
+    block_tokens: int
+    sent: SentBlocks
+    _places: NDArray[np.intp] = field(default_factory=lambda: np.zeros(0, np.intp))
+    _version: int = -1  # of `sent`, that the places hold for
+
+    def produce(self, request: LLMRequest, candidates: Candidates) -> None:
+        blocks, sent = self._blocks(request), self.sent
+        if self._version != sent.version:
+            self._places = sent.places(endpoint.name for endpoint in candidates.endpoints)
+            self._version = sent.version
+        candidates.matched_blocks = candidates.weighted_matched_blocks = sent.held(blocks)[
+            self._places
+        ]
+        candidates.prompt_blocks = np.full(len(candidates.endpoints), float(len(blocks)))
+
+    def follow(
+        self, request: LLMRequest, candidates: Candidates, choice: SchedulingResult
+    ) -> RequestListener:
+        return _Sent(self.sent, self._blocks(request))
+
+    def _blocks(self, request: LLMRequest) -> Sequence[int]:
+        return request.prompts[self.block_tokens][0].block_keys
+
+
+@dataclass(slots=True)
+class _Sent(RequestListener):
+    sent: SentBlocks
+    blocks: Sequence[int]
+
+    def on_attempt(self, target: Target, now: float) -> Headers:
+        self.sent.add(target.endpoint.name, self.blocks)
+        return ()
+
+
+@dataclass(frozen=True, slots=True)
+class Oracle:
+    """Knows everything: true caches (`candidates.matched_blocks`), true queues, the true latency
+    model. It chooses the engine where the request's first token will come soonest, as
+    `expected-ttft` means to; it does not look further than that, so another policy may do better by
+    doing worse now."""
+
+    engines: Sequence[Engine]
+    requests: Sequence[SimRequest]
+    block_tokens: int
+    clock: Callable[[], float]
+    picker: Picker = field(default_factory=MaxScore)
+
+    def choose(self, request: LLMRequest, candidates: Candidates) -> SchedulingResult:
+        now, size = self.clock(), self.block_tokens
+        asked = self.requests[int(request.request_id)]
+        tokens = asked.prompt_tokens
+        most = (tokens - 1) // size
+        scores = np.zeros(len(self.engines))
+        for row, held in enumerate(candidates.matched_blocks.tolist()):
+            reused = min(int(held), most)
+            scores[row] = -expected(self.engines[row], asked, tokens - reused * size, now)
+        return chosen(candidates, self.picker.pick(scores, 1)[0])
+
+
+def expected(engine: Engine, request: SimRequest, uncached_tokens: int, now: float) -> float:
+    """Return the seconds to the first token of `request`, if it is added now. They are exact on an
+    engine whose batch stays as it is and has room; requests that begin to decode meanwhile are left
+    out."""
+    spec = engine.spec
+    num_decoding = len(engine.decoding)
+    tokens, seconds = uncached_tokens, _seconds(spec, request, uncached_tokens)
+    for job in engine.prefilling:
+        tokens += job.left
+        seconds += _seconds(spec, job.request, job.left)
+    for job in engine.waiting:
+        tokens += job.expected_uncached
+        seconds += _seconds(spec, job.request, job.expected_uncached)
+    steps = -(-tokens // (spec.max_batched_tokens - num_decoding))
+    step_seconds = spec.step_seconds + num_decoding * spec.decode_seconds
+    seconds += steps * step_seconds
+    room = engine.steps_until_room(request)
+    if room:
+        own = spec.idle_ttft(request.prompt_tokens, request.prompt_tokens - uncached_tokens)
+        seconds = max(seconds, room * step_seconds + own)
+    return engine.step_remainder(now) + seconds
+
+
+def _seconds(spec: EngineSpec, request: SimRequest, left: int) -> float:
+    """For the last `left` tokens of a prompt."""
+    return spec.prompt_seconds(request.prompt_tokens - left, request.prompt_tokens)

@@ -6,9 +6,8 @@ prefill). A step takes
     step_seconds + decoding requests * decode_seconds + prompt tokens * prefill_seconds
 
 (a prompt token costs more the further back it looks, if `attention_tokens` is given, a token of an
-answer if `context_seconds` is; all of it takes longer where engines share a processor, or pauses,
-and may scatter), and a stretch of steps that only decode is one event, cut short when a request
-arrives.
+answer if `context_seconds` is; all of it may scatter), and a stretch of steps that only decode is
+one event, cut short when a request arrives.
 
 A request may come in two legs (NIXL in vLLM 0.32). The prefill leg ends with its first token, and
 its blocks stay in use until they have been fetched. The decode leg fetches what its engine does not
@@ -53,15 +52,9 @@ class EngineSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_num_seqs: int = 256
     cache_tokens: int = 524_288
     request_seconds: float = 0.0  # from the gateway until it waits: HTTP, template, tokens
-    beside: float = 1.0  # times as long takes a step that begins while another engine computes
-    # Where other programs get the processors in turn: while another engine computes, each step that
-    # computes prompts, and each other one, has so many pauses on average, which last for:
-    prompt_pauses: float = 0.0
-    decode_pauses: float = 0.0
-    pause_seconds: float = 0.0  # on average; their lengths are distributed exponentially
     scatter: float = 0.0  # the standard deviation of the logarithm of a step's time
     # 1: prompts are computed beside the answers, one after the other, and hold up no step; see
-    # `beside.BesideEngine`.
+    # `BesideEngine`.
     prompts_beside: int = 0
     transfer_seconds: float = 0.005  # to fetch blocks of another engine, and for each token:
     transfer_token_seconds: float = 0.000005  # 128 kB at 25 GB/s
@@ -78,29 +71,11 @@ class EngineSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         said += f", plus {self.prefill_seconds * 1e6:.4g} µs for each computed prompt token"
         if self.attention_tokens:
             said += f" (twice that for one that attends to {self.attention_tokens:,} others)"
-        if self.beside != 1.0:
-            said += f"; it takes {self.beside:.4g} times as long while another engine computes"
-        if self.pause_seconds:
-            said += (
-                f"; while another engine computes, it pauses for {self.pause_seconds * 1e3:.4g} ms "
-                f"{self.prompt_pauses:.3g} times in a step that computes prompts, and "
-                f"{self.decode_pauses:.3g} times in another"
-            )
         if self.scatter:
             said += f"; step times have a standard deviation of {self.scatter:.1%}"
         if self.prompts_beside:
             said += "; prompts are computed beside the answers and hold up no step"
         return said
-
-    @property
-    def is_slowed(self) -> bool:
-        """Whether other engines that compute make its steps longer."""
-        return self.beside != 1.0 or self.pause_seconds > 0.0
-
-    @property
-    def is_random(self) -> bool:
-        """Whether equal steps take different times."""
-        return self.scatter > 0.0 or self.pause_seconds > 0.0
 
     def slower(self, factor: float) -> EngineSpec:
         """Return an engine that is `factor` times as slow."""
@@ -171,7 +146,6 @@ class Engine:
         that of a model with one group."""
         self.number = number
         self.spec = spec
-        self.neighbours: Sequence[Engine] = ()  # who share its processor
         num_blocks = spec.cache_tokens // block_tokens
         self.cache = BlockCache(num_blocks) if cache is None else cache
         self.waiting: deque[Job] = deque()
@@ -227,6 +201,12 @@ class Engine:
         """Let go of the blocks of a prefill leg that has ended."""
         self.cache.release(job.request.blocks, job.extra)
 
+    def _release(self, ended: Sequence[Job]) -> None:
+        """Blocks of a prefill leg stay until they have been fetched."""
+        for job in ended:
+            if job.leg is not Leg.PREFILL:
+                self.cache.release(job.request.blocks, job.extra, job.request.answer_blocks)
+
     def _wake(self, now: float) -> bool:
         if not self._num_steps:
             return self.plan(now)
@@ -259,30 +239,20 @@ class Engine:
             return False
         seconds = spec.step_seconds + num_decoding * spec.decode_seconds + prompts
         seconds += self._context * spec.context_seconds
-        is_beside = bool(self.neighbours) and any(other.is_busy for other in self.neighbours)
-        if is_beside:
-            seconds *= spec.beside
         if spec.scatter:
-            seconds *= self._random.lognormvariate(-(spec.scatter**2) / 2, spec.scatter)
+            seconds *= self._scattered()
         self.version += 1
         self._start = now
         self._pure = not prompts
         self._num_steps = decoding[0][0] - self._step if self._pure else 1
-        if is_beside and spec.pause_seconds:
-            seconds += self._paused() / self._num_steps
         self._step_seconds = seconds
         self.due = now + self._num_steps * seconds
         return True
 
-    def _paused(self) -> float:
-        """The seconds of all pauses in the stretch that begins."""
-        spec, random = self.spec, self._random
-        number = self._num_steps * spec.decode_pauses if self._pure else spec.prompt_pauses
-        seconds, passed = 0.0, random.expovariate(1.0)
-        while passed < number:
-            seconds += random.expovariate(1 / spec.pause_seconds)
-            passed += random.expovariate(1.0)
-        return seconds
+    def _scattered(self) -> float:
+        """How many times as long as usual something takes."""
+        scatter = self.spec.scatter
+        return self._random.lognormvariate(-(scatter**2) / 2, scatter)
 
     def _chunk(self, job: Job, tokens: int) -> float:
         """The seconds that the next `tokens` of a prompt take; they are done with the step."""
@@ -292,8 +262,8 @@ class Engine:
 
     def _admit(self, budget: int, now: float) -> float:
         """The seconds that the step spends on prompts that wait now."""
-        waiting, prefilling, cache = self.waiting, self.prefilling, self.cache
-        size, room = self._block_tokens, self.spec.max_num_seqs - self.num_running
+        waiting, prefilling = self.waiting, self.prefilling
+        room = self.spec.max_num_seqs - self.num_running
         seconds = 0.0
         while self.fetched and budget and room:
             job = self.fetched.popleft()
@@ -302,25 +272,32 @@ class Engine:
             budget -= 1
             room -= 1
         while waiting and budget and room:
-            job = waiting[0]
-            request = job.request
-            most = (request.prompt_tokens - 1) // size
-            extra = self._extra(request, job.leg)
-            reused = cache.admit(request.blocks, min(most, len(request.blocks)), extra)
-            if reused is None:
+            admitted = self._admitted()
+            if admitted is None:
                 break
-            waiting.popleft()
-            job.cached_blocks, job.extra = reused, extra
-            job.left = request.prompt_tokens - reused * size
-            if job.leg is Leg.DECODE:
-                self._fetch(job, now)
+            if admitted.leg is Leg.DECODE:
+                self._fetch(admitted, now)
                 continue
-            prefilling.append(job)
-            chunk = min(job.left, budget)
-            seconds += self._chunk(job, chunk)
+            prefilling.append(admitted)
+            chunk = min(admitted.left, budget)
+            seconds += self._chunk(admitted, chunk)
             budget -= chunk
             room -= 1
         return seconds
+
+    def _admitted(self) -> Job | None:
+        """The first that waits, with its blocks; None if there is no room for them."""
+        job, size = self.waiting[0], self._block_tokens
+        request = job.request
+        most = min((request.prompt_tokens - 1) // size, len(request.blocks))
+        extra = self._extra(request, job.leg)
+        reused = self.cache.admit(request.blocks, most, extra)
+        if reused is None:
+            return None
+        self.waiting.popleft()
+        job.cached_blocks, job.extra = reused, extra
+        job.left = request.prompt_tokens - reused * size
+        return job
 
     def _fetch(self, job: Job, now: float) -> None:
         spec = self.spec
@@ -354,10 +331,7 @@ class Engine:
                     self._context += _context(job.request)
                 else:
                     ended.append(job)
-        for job in ended:
-            request = job.request
-            if job.leg is not Leg.PREFILL:
-                self.cache.release(request.blocks, job.extra, request.answer_blocks)
+        self._release(ended)
         self._num_steps = 0
         waiting = self._unadmitted + self.num_fetching + len(self.fetched)
         awaiting_first_token = len(prefilling) + waiting
@@ -400,3 +374,109 @@ class Engine:
 def _context(request: SimRequest) -> int:
     """The tokens that a token of the answer looks at, on average."""
     return request.prompt_tokens + request.output_tokens // 2
+
+
+class BesideEngine(Engine):
+    """An engine whose prompts hold up no answer: they are computed one after the other, in the
+    order they came, beside the answers, as `inferway simulate --prefill-in-turn` does it. An
+    answer's gaps are set by how many are written when its first token comes. `plan` says when the
+    next token comes that begins or ends an answer, and `end` lets out what is due then."""
+
+    def __init__(
+        self, number: int, spec: EngineSpec, block_tokens: int, seed: float = 0.0,
+        cache: BlockCache | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(number, spec, block_tokens, seed, cache)
+        # heap of (when, index, whether it is the first token or the last, job)
+        self._pending: list[tuple[float, int, bool, Job]] = []
+        self._computed = 0.0  # when the prompt that was admitted last is
+        self._is_told = False  # who waits for `due` knows it
+
+    def add(self, job: Job, now: float) -> bool:
+        """Let a request wait from now on, or begin. Return whether `due` has changed."""
+        self.waiting.append(job)
+        return self.plan(now)
+
+    def add_fetched(self, job: Job, now: float) -> bool:
+        """Go on with a decode leg that has its blocks. Return whether `due` has changed."""
+        self.num_fetching -= 1
+        self._begin(job, now)
+        return self._set_due()
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._pending)
+
+    def plan(self, now: float) -> bool:
+        """Admit who waits and fits. Return whether `due` has changed."""
+        while self.waiting and self.num_running < self.spec.max_num_seqs:
+            job = self._admitted()
+            if job is None:
+                break
+            if job.leg is Leg.DECODE:
+                self._fetch(job, now)
+            else:
+                self._begin(job, now)
+        self._tell()
+        return self._set_due()
+
+    def _begin(self, job: Job, now: float) -> None:
+        first = job.request.prompt_tokens - job.left
+        seconds = self.spec.prompt_seconds(first, job.request.prompt_tokens) * self._slowed()
+        self.prefilling.append(job)
+        self._computed = max(now, self._computed) + seconds
+        heappush(self._pending, (self._computed, job.index, True, job))
+
+    def _slowed(self) -> float:
+        """How many times as long something takes that begins now."""
+        return self._scattered() if self.spec.scatter else 1.0
+
+    def _set_due(self) -> bool:
+        """Return whether there is anything to come that nobody has been told of."""
+        pending = self._pending
+        if not pending or (pending[0][0] == self.due and self._is_told):
+            return False
+        self.due = pending[0][0]
+        self.version += 1
+        self._is_told = True
+        return True
+
+    def end(self) -> tuple[list[Job], list[Job]]:
+        """Let out what is due. Return the jobs whose first token came out, and those that have
+        ended; a job may be in both."""
+        first: list[Job] = []
+        ended: list[Job] = []
+        pending = self._pending
+        self._is_told = False
+        while pending and pending[0][0] <= self.due:
+            now, _, is_first, job = heappop(pending)
+            if not is_first:
+                self.decoding.remove((0, job.index, job))
+                ended.append(job)
+                continue
+            self.prefilling.remove(job)
+            first.append(job)
+            output = 1 if job.leg is Leg.PREFILL else job.request.output_tokens
+            if output > 1:
+                self.decoding.append((0, job.index, job))
+                self._write(job, now, output - 1)
+            else:
+                ended.append(job)
+        self._release(ended)
+        self._tell()
+        return first, ended
+
+    def _write(self, job: Job, now: float, gaps: int) -> None:
+        spec = self.spec
+        seconds = spec.step_seconds + len(self.decoding) * (
+            spec.decode_seconds + _context(job.request) * spec.context_seconds
+        )
+        seconds *= self._slowed()
+        for column, value in zip(self.gaps, (now, seconds, float(gaps)), strict=True):
+            column.append(value)
+        heappush(self._pending, (now + gaps * seconds, job.index, False, job))
+
+    def _tell(self) -> None:
+        waiting = len(self.waiting) + self.num_fetching
+        awaiting = len(self.prefilling) + waiting
+        self.told = Told(self.num_running, waiting, awaiting, self.cache.usage)

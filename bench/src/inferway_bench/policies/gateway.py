@@ -1,29 +1,38 @@
 """A gateway in front of the simulated fleet: what it knows, which is never quite what is so.
 
 It counts its own requests, reads the engines' metrics every `scrape_seconds`, and hears of blocks
-when the events have arrived; prompts on their way count as held, as in `director`. What others tell
-it comes later still (`sharing`). The table that it makes of this is filled as `fleet.columns` and
-`routing.match` fill it.
+when the events have arrived; prompts on their way count as held, as in `director`. The table that
+it makes of this is filled as `fleet.columns` and `routing.match` fill it.
+
+What several gateways tell each other comes later still. The workers of one machine count their
+requests in memory that all of them read, and one process scrapes the engines for all. Gateways on
+several machines tell each other how many requests they have at each engine. Both tell what their
+plugins learn (`inferway.scheduling.expected_ttft.sharing`), and which prompts are on their way,
+unless those are left out. What is told within a short time goes out together.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import partial
 
+import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
+from inferway.cluster.bus.peer_messages import OnItsWay
+from inferway.cluster.bus.peer_messages import Shared as Learned
+from inferway.cluster.bus.workers import TOGETHER_SECONDS, ToldOverlay
 from inferway.fleet.table import RECENT_SECONDS
 from inferway.kv.index.speculative import SpeculativeOverlay
-from inferway.model import Adapters, Candidates, Column, Endpoint, Target
+from inferway.model import Candidates, Column, Endpoint
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.openai_api.usage import Usage
-from inferway.scheduling.adapter_rows import AdapterRows
 from inferway.scheduling.expected_ttft.plugin import ExpectedTtft
+from inferway.scheduling.expected_ttft.sent_log import ROW
+from inferway.scheduling.expected_ttft.sharing import Begins, Event, Took, Waits, open_logs
 from inferway.scheduling.idle import idle
 from inferway.scheduling.plugin import (
     DataProducer,
@@ -32,11 +41,11 @@ from inferway.scheduling.plugin import (
     RequestOutcome,
 )
 from inferway_bench.policies.engine import Engine, Job, Leg
-from inferway_bench.policies.holders import Holders
 from inferway_bench.policies.requests import SimRequest
-from inferway_bench.policies.sharing import Post, Shared, SharingSpec
+from inferway_bench.processes import BenchError
 
 _FEW = 16  # engines; more are sooner written at once
+_MANY = 12  # bits; from so many on numpy finds them sooner
 
 
 @dataclass(slots=True)
@@ -49,6 +58,7 @@ class Policy:
     following: Sequence[RequestListenerFactory] = ()
     sees_blocks: bool = False
     sees_truth: bool = False
+    knows_groups: bool = True  # of KV caches; False: what full attention holds counts as reusable
     endpoints: Sequence[Endpoint] = ()  # with their roles; empty: engines that hand over nothing
     sharing: SharingSpec | None = None  # with the other gateways; None: each is alone
 
@@ -61,6 +71,61 @@ class Policy:
     def learning(self) -> Sequence[ExpectedTtft]:
         """The plugins that learn, and can tell what."""
         return [each for each in self.producers if isinstance(each, ExpectedTtft)]
+
+
+class Holders:
+    """The holders of blocks: each block has the bits of its engines, so that a prompt is matched
+    with all of them at once, however many there are. An engine that holds a block holds all before
+    it."""
+
+    __slots__ = ("_masks",)
+
+    def __init__(self) -> None:
+        self._masks: dict[int, int] = {}
+
+    def add(self, engine: int, blocks: Iterable[int]) -> None:
+        masks, bit = self._masks, 1 << engine
+        for block in blocks:
+            masks[block] = masks.get(block, 0) | bit
+
+    def remove(self, engine: int, blocks: Iterable[int]) -> None:
+        """Forget blocks that the engine holds."""
+        masks, bit = self._masks, 1 << engine
+        for block in blocks:
+            left = masks[block] & ~bit
+            if left:
+                masks[block] = left
+            else:
+                del masks[block]
+
+    def match(self, blocks: Sequence[int]) -> dict[int, int]:
+        """Return how many of `blocks`, from the start, each engine holds that has any."""
+        held: dict[int, int] = {}
+        masks = self._masks
+        if not blocks:
+            return held
+        mask = masks.get(blocks[0], 0)
+        at = 1
+        while mask and at < len(blocks):
+            still = mask & masks.get(blocks[at], 0)
+            if still != mask:
+                _note(held, mask ^ still, at)
+                mask = still
+            at += 1
+        _note(held, mask, at)
+        return held
+
+
+def _note(held: dict[int, int], bits: int, count: int) -> None:
+    if bits.bit_count() > _MANY:
+        octets = np.frombuffer(bits.to_bytes(-(-bits.bit_length() // 8), "little"), np.uint8)
+        engines = np.unpackbits(octets, bitorder="little").nonzero()[0].tolist()
+        held.update(dict.fromkeys(engines, count))
+        return
+    while bits:
+        low = bits & -bits
+        held[low.bit_length() - 1] = count
+        bits ^= low
 
 
 class Feed:
@@ -103,26 +168,6 @@ class Feed:
         return overlay.extend(blocks, found)
 
 
-@dataclass(frozen=True, eq=False)
-class ServingRows:
-    """Those of a fleet's engines that get requests."""
-
-    rows: NDArray[np.intp]
-    endpoints: Sequence[Endpoint]  # in the order of the rows
-
-    def of(self, candidates: Candidates) -> Candidates:
-        """Return the table of these alone."""
-        return candidates.narrowed(self.rows, self.endpoints, self._places, self._adapters)
-
-    @cached_property
-    def _places(self) -> Mapping[int, int]:
-        return {endpoint.holder: place for place, endpoint in enumerate(self.endpoints)}
-
-    @cached_property
-    def _adapters(self) -> AdapterRows:
-        return AdapterRows([Adapters()] * len(self.endpoints))
-
-
 class Gateway:
     """One gateway. A shared `feed` has all gateways hear the same events at the same time."""
 
@@ -140,8 +185,6 @@ class Gateway:
         self._engines = engines
         self._fade = math.exp(-scrape_seconds / RECENT_SECONDS)
         self._shared: Shared | None = None  # None: it is alone
-        self.serving: ServingRows | None = None  # None: all of them
-        self.on_routed: Callable[[Candidates, Target], None] | None = None
 
     def join(self, post: Post, place: int, first: Gateway) -> None:
         """Tell the other gateways from now on, and hear them. It is number `place` of them, and
@@ -186,14 +229,10 @@ class Gateway:
             held = self.feed.with_coming(self.overlay, blocks, found)
             candidates.matched_blocks = candidates.weighted_matched_blocks = self._column(held)
             candidates.prompt_blocks = np.full(len(self._engines), float(most))
-        if self.serving is not None:
-            candidates = self.serving.of(candidates)
         for producer in policy.producers:
             producer.produce(llm, candidates)
         choice = policy.chooser.choose(llm, candidates)
         target = choice.targets[0]
-        if self.on_routed is not None:
-            self.on_routed(candidates, target)
         if choice.prefill:
             job.leg, job.decodes_on, target = Leg.PREFILL, target, choice.prefill[0]
         if policy.following:
@@ -275,3 +314,140 @@ class Gateway:
 def endpoints_of(num_engines: int) -> list[Endpoint]:
     """Return the endpoints of a fleet; holder i is engine i."""
     return [Endpoint(f"engine-{i}", f"http://engine-{i}", i) for i in range(num_engines)]
+
+
+_TOGETHER_MS = 20.0  # of gateways on several machines, at most
+
+
+class SharingSpec(msgspec.Struct, frozen=True):
+    """What is shared, and how late."""
+
+    together_seconds: float  # what is told within this time goes out at its end
+    way_seconds: float  # from there to the others
+    one_machine: bool = False  # its processes share their counts, what is scraped, and a clock
+    prompts: bool = True  # those on their way are told, too
+
+    @property
+    def delay_seconds(self) -> float:
+        """The longest time from what happens to the others' knowing it."""
+        return self.together_seconds + self.way_seconds
+
+
+WORKERS = SharingSpec(TOGETHER_SECONDS, 0.0003, one_machine=True)
+_KNOWN = "workers, and load@MS, peers@MS with the milliseconds until others know, such as peers@20"
+
+
+def sharing_named(name: str) -> SharingSpec:
+    """Return what is shared. Raises BenchError for a name that is not known."""
+    kind, _, ms = name.partition("@")
+    if name == "workers":
+        return WORKERS
+    if kind in ("load", "peers") and ms.isdecimal():
+        together = min(float(ms), _TOGETHER_MS)
+        way = float(ms) - together
+        return SharingSpec(together / 1e3, way / 1e3, prompts=kind == "peers")
+    raise BenchError(f"sharing {name!r} is not known; known: {_KNOWN}")
+
+
+class Counted(msgspec.Struct, frozen=True):
+    """So many requests more are at an engine, of which so many tokens are to be computed."""
+
+    row: int
+    by: int
+    new_tokens: float
+
+
+Message = Learned | OnItsWay | Counted
+
+
+class Post:
+    """What the gateways have told each other, until the others hear it."""
+
+    def __init__(self, spec: SharingSpec, num_gateways: int, clock: Callable[[], float]) -> None:
+        self.spec = spec
+        self.num_gateways = num_gateways
+        self._clock = clock
+        # By gateway: the last batch that it tells, and until when it grows.
+        self._batches: list[tuple[float, list[Message]]] = [(-1.0, []) for _ in range(num_gateways)]
+        # By gateway: (when it comes, who tells it, the batch), in order.
+        self._coming: list[deque[tuple[float, int, list[Message]]]] = [
+            deque() for _ in range(num_gateways)
+        ]
+        # what processes of one machine write of what they send
+        self.sent = np.zeros((num_gateways, ROW))
+
+    def tell(self, who: int, message: Message) -> None:
+        """Tell all others what has happened now."""
+        now = self._clock()
+        until, batch = self._batches[who]
+        if now > until:
+            last, until, batch = until, now + self.spec.together_seconds, []
+            if self.spec.one_machine:  # the first message waits for no others
+                until = max(now, last + self.spec.together_seconds)
+            self._batches[who] = until, batch
+            for other, coming in enumerate(self._coming):
+                if other != who:
+                    coming.append((until + self.spec.way_seconds, who, batch))
+        batch.append(message)
+
+    def arrived(self, where: int, now: float) -> Iterator[tuple[int, Message]]:
+        """Yield who told what, of all that has come before `now`, once."""
+        coming = self._coming[where]
+        while coming and coming[0][0] < now:
+            _, who, batch = coming.popleft()
+            for message in batch:
+                yield who, message
+
+
+class Shared:
+    """One gateway's part: it tells the others what it does, and takes over what they tell."""
+
+    def __init__(
+        self, place: int, post: Post, plugins: Sequence[ExpectedTtft], table: Candidates
+    ) -> None:
+        """`place`: its number among the gateways. `table`: where it counts requests."""
+        self._place = place
+        self._post = post
+        self._table = table
+        self._told = ToldOverlay(self._tell)
+        self.overlay = self._told if post.spec.prompts else SpeculativeOverlay()
+        delay = 0.0 if post.spec.one_machine else post.spec.delay_seconds
+        self._sharing = [
+            plugin.share(partial(self._learned, number), delay)
+            for number, plugin in enumerate(plugins)
+        ]
+        others = [f"{other:04}" for other in range(post.num_gateways) if other != place]
+        for each in self._sharing:
+            each.stand(f"{place:04}", others)
+        if post.spec.one_machine:
+            open_logs(self._sharing, post.sent, place)
+
+    def count(self, row: int, by: int, new_tokens: float) -> None:
+        """Tell that the counts of an engine have changed."""
+        if not self._post.spec.one_machine:
+            self._tell(Counted(row, by, new_tokens))
+
+    def hear(self, now: float) -> None:
+        """Take over what has come by now."""
+        for who, message in self._post.arrived(self._place, now):
+            match message:
+                case Counted():
+                    self._table.in_flight[message.row] += message.by
+                    self._table.recent_prefill_tokens[message.row] += message.new_tokens
+                case Learned():
+                    self._sharing[message.plugin].hear(who, self._at_our_time(message.event))
+                case OnItsWay():
+                    self._told.hear(who, message)
+
+    def _tell(self, message: Message) -> None:
+        self._post.tell(self._place, message)
+
+    def _learned(self, plugin: int, event: Event) -> None:
+        self._tell(Learned(plugin, event))
+
+    def _at_our_time(self, event: Event) -> Event:
+        """Clocks of machines differ, so a message says how long ago something was when it went out.
+        How long it was on its way nobody knows."""
+        if self._post.spec.one_machine or not isinstance(event, Waits | Begins | Took):
+            return event
+        return msgspec.structs.replace(event, at=event.at + self._post.spec.way_seconds)

@@ -23,8 +23,7 @@ from inferway.kv.index.reuse import CacheGroup, CacheLayout, reusable_tokens
 from inferway.kv.index.speculative import SpeculativeOverlay
 from inferway_bench.policies.cache import BlockCache
 from inferway_bench.policies.engine import Job
-from inferway_bench.policies.gateway import Feed
-from inferway_bench.policies.holders import Holders
+from inferway_bench.policies.gateway import Feed, Holders
 from inferway_bench.policies.requests import SimRequest
 from inferway_bench.processes import BenchError
 from inferway_sim.cache import Run
@@ -42,11 +41,10 @@ _KINDS = {
 
 
 class HybridSpec(msgspec.Struct, frozen=True):
-    """The groups of each engine's cache, and whether gateways know them."""
+    """The groups of each engine's cache."""
 
     groups: str  # as `inferway simulate --kv-groups` takes them
     speculation: str = "none"  # as `--speculation` takes it; one token is drafted
-    knows_groups: bool = True  # False: what full attention holds counts as reusable
 
     def kv_groups(self, block_tokens: int, step_tokens: int) -> KvGroups:
         """Return the groups; those without a size have blocks of `block_tokens`, the trace's. A
@@ -230,9 +228,6 @@ class GroupHolders(Holders):
             copies[key] -= 1
             if not copies[key]:
                 del copies[key]
-
-    def forget(self, engine: int) -> None:
-        self._copies[engine].clear()
 
     def match(self, blocks: Sequence[int]) -> dict[int, int]:
         """Return the blocks of full attention that each engine holds from the start on."""

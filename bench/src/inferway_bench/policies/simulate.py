@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from itertools import count
 from random import Random
@@ -17,13 +18,12 @@ from time import process_time
 
 import msgspec
 import numpy as np
+from xxhash import xxh64_intdigest
 
-from inferway_bench.policies.beside import BesideEngine
-from inferway_bench.policies.engine import Engine, EngineSpec, Job, Leg
-from inferway_bench.policies.gateway import Feed, Gateway, Policy
+from inferway_bench.policies.engine import BesideEngine, Engine, EngineSpec, Job, Leg
+from inferway_bench.policies.gateway import Feed, Gateway, Policy, Post
 from inferway_bench.policies.groups import GroupCache, GroupFeed, HybridSpec
 from inferway_bench.policies.requests import Outcome, SimRequest, Workload
-from inferway_bench.policies.sharing import Post
 from inferway_bench.processes import BenchError
 
 
@@ -60,46 +60,35 @@ class FleetSpec(msgspec.Struct, frozen=True):
             f"{self.event_delay * 1e3:g} ms after the step that caused them."
         )
 
-    def with_beside(self, beside: float) -> FleetSpec:
-        """Return the fleet with engines that slow each other by this factor."""
-        engine = msgspec.structs.replace(self.engine, beside=beside)
-        return msgspec.structs.replace(self, engine=engine)
-
-    def with_pauses(self, times: float) -> FleetSpec:
-        """Return the fleet with engines that pause so many times as often."""
-        engine = msgspec.structs.replace(
-            self.engine,
-            prompt_pauses=self.engine.prompt_pauses * times,
-            decode_pauses=self.engine.decode_pauses * times,
-        )
-        return msgspec.structs.replace(self, engine=engine)
-
     def engines(self, block_tokens: int, random: Random) -> list[Engine]:
         """Return the engines; the slow ones are drawn."""
         slow = set(random.sample(range(self.num_engines), self.num_slow))
         factors = [self.slow_factor if i in slow else 1.0 for i in range(self.num_engines)]
         factors[: len(self.factors)] = self.factors[: self.num_engines]
         specs = [self.engine.slower(f) if f != 1.0 else self.engine for f in factors]
-        seeds = [random.random() if spec.is_random else 0.0 for spec in specs]
+        seeds = [random.random() if spec.scatter else 0.0 for spec in specs]
         kind = BesideEngine if self.engine.prompts_beside else Engine
-        engines: list[Engine] = [
+        return [
             kind(i, specs[i], block_tokens, seeds[i], self._cache(block_tokens))
             for i in range(self.num_engines)
         ]
-        if self.engine.is_slowed:
-            for engine in engines:
-                engine.neighbours = [one for one in engines if one is not engine]
-        return engines
 
-    def feed(self, engines: Sequence[Engine], block_tokens: int, *, is_heard: bool) -> Feed:
-        """Return the way of their events to the gateways."""
+    def feed(
+        self, engines: Sequence[Engine], block_tokens: int, policies: Sequence[Policy]
+    ) -> Feed:
+        """Return the way of their events to the gateways with these policies."""
+        is_heard = any(policy.hears for policy in policies)
         if self.hybrid is None:
             return Feed(self.event_delay, is_heard=is_heard)
         caches = [engine.cache for engine in engines if isinstance(engine.cache, GroupCache)]
-        knows = self.hybrid.knows_groups
+        knows = policies[0].knows_groups
         return GroupFeed(
             self.event_delay, caches, block_tokens, knows_groups=knows, is_heard=is_heard
         )
+
+    def check(self, block_tokens: int) -> None:
+        """Raises BenchError for groups of caches that cannot be simulated with such blocks."""
+        self._cache(block_tokens)
 
     def _cache(self, block_tokens: int) -> GroupCache | None:
         if self.hybrid is None:
@@ -129,6 +118,45 @@ def simulate(
     return Simulation(workload, rate, fleet, make_policy, seed).run()
 
 
+def simulate_cells(
+    workload: Workload, rate: float, fleet: FleetSpec, make_policy: MakePolicy, seed: int,
+    cells: int,
+) -> Outcome:  # fmt: skip
+    """Simulate cells, among which the engines of `fleet` are divided evenly, each with the requests
+    of its sessions at their share of the rate. Raises BenchError as `simulate` does."""
+    spec = msgspec.structs.replace(fleet, num_engines=fleet.num_engines // cells)
+    whole, gaps = Outcome.of(len(workload.requests)), []
+    for number, places in enumerate(_divided(workload.requests, cells)):
+        new = {place: i for i, place in enumerate(places)}
+        requests = [
+            msgspec.structs.replace(
+                each, follows=None if each.follows is None else new[each.follows]
+            )
+            for each in map(workload.requests.__getitem__, places)
+        ]
+        part = replace(workload, requests=requests)
+        share = rate * len(places) / len(workload.requests)
+        found = simulate(part, share, spec, make_policy, seed + number)
+        found.engine += number * spec.num_engines
+        whole.put(places, found)
+        gaps.append(found.gaps)
+    whole.gaps = tuple(map(np.concatenate, zip(*gaps, strict=True)))
+    return whole
+
+
+def _divided(requests: Sequence[SimRequest], cells: int) -> Iterator[list[int]]:
+    """Yield the places of the requests of each cell that gets any. A request's session says which,
+    by a hash, as a proxy hashes a header; what follows it is of its cell."""
+    of: list[int] = []
+    places: list[list[int]] = [[] for _ in range(cells)]
+    for place, request in enumerate(requests):
+        session = request.session.to_bytes(8, "big")
+        is_first = request.follows is None
+        of.append(xxh64_intdigest(session) % cells if is_first else of[request.follows or 0])
+        places[of[-1]].append(place)
+    return filter(None, places)
+
+
 class Simulation:
     """One run's state."""
 
@@ -144,7 +172,7 @@ class Simulation:
             make_policy(World(engines, requests, size, Random(random.random()), lambda: self.now))
             for _ in range(fleet.num_gateways)
         ]
-        self._feed = fleet.feed(engines, size, is_heard=any(p.hears for p in policies))
+        self._feed = fleet.feed(engines, size, policies)
         self._interval = fleet.scrape_seconds
         self._gateways = [Gateway(engines, size, p, self._feed, self._interval) for p in policies]
         self._scraping = self._joined(policies[0])

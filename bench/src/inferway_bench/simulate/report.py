@@ -1,34 +1,48 @@
-"""`inferway bench simulate`, and `policies` and `policies-fleet`, which are presets of it."""
+"""`inferway bench simulate`, and `policies`, `policies-fleet`, `policies-hybrid` and `kv-transfer`,
+which are presets of it.
+
+Each row of the table "simulations" gets its figures divided by those of ours in the same case: the
+same trace on the same fleet at the same load. Rows of several gateways are also divided by what one
+gateway does, and by the oracle. Losses are read from these columns.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from inferway_bench.harness import Benchmark
 from inferway_bench.plotting import Chart, Plot
-from inferway_bench.policies.catalog import DEAF, LLM_D, ORACLE, OURS, alone
-from inferway_bench.processes import BenchError
-from inferway_bench.progress import OnStep
-from inferway_bench.report import Column, Table
-from inferway_bench.rows import Findings, Row
-from inferway_bench.simulate import beside_one
-from inferway_bench.simulate.beside_one import with_one
-from inferway_bench.simulate.beside_others import (
-    FEW_SEEDS,
-    MANY_SEEDS,
-    OF_FLEETS,
-    OF_POLICIES,
-    goals,
-    losses,
-    with_ratios,
+from inferway_bench.policies.catalog import (
+    ALWAYS,
+    DEAF,
+    FULL_ALONE,
+    LEARNED,
+    LLM_D,
+    NEVER,
+    ORACLE,
+    OURS,
+    THRESHOLD,
+    WITH_LEGS,
+    alone,
 )
-from inferway_bench.simulate.plan import SimulatePlan, preset
-from inferway_bench.simulate.run import simulated
+from inferway_bench.processes import BenchError, OnStep
+from inferway_bench.rows import Column, Findings, Key, Row, Run, Table, Value
+from inferway_bench.simulate.run import SimulatePlan, preset, simulated
+from inferway_bench.spread import Interval, mean_interval
 
 _TALL = 20_000  # ms; a policy that takes longer runs off the picture
 _FAR = 30  # times ours; the same
+COMPARED = ("ttft", "ttft_p50", "ttft_p90", "itl_p99", "cached", "computed")
+SAID = {"ttft": "mean TTFT", "ttft_p50": "p50 TTFT", "ttft_p90": "p90 TTFT"}
+SAID_OF_LEGS = {"ttft_p90": "p90 TTFT", "itl_p99": "inter-token p99"}
+
+
+_Case = frozenset[tuple[str, Key]]
 
 
 def measure(plan: SimulatePlan, on_step: OnStep) -> Findings:
@@ -37,26 +51,86 @@ def measure(plan: SimulatePlan, on_step: OnStep) -> Findings:
         raise BenchError(f"--slow {plan.slow}: there are {min(plan.engines)} engines")
     rows = simulated(plan, on_step)
     traces = [row for row in rows if row.table == "traces"]
-    about = [
-        f"- {plan.fleet(plan.settings()[0]).about}",
-        "- Loads are shares of the rate in the table of traces. Between fleets it grows in "
-        "proportion to the number of engines.",
-    ]
-    if plan.like is not None:
-        about.append(f"- The constants of the engines are those of {plan.like.name}.")
-    if plan.warm_up:
-        about.append(
-            f"- Requests that arrive in the first {plan.warm_up:.0%} of a run do not count."
-        )
     return Findings(
-        rows=[*traces, *with_one(list(with_ratios(rows)))],
-        about=about,
+        rows=list(with_ratios(rows)),
+        about=[f"- {line}" for line in _about(plan)],
         facts={
             "most_engines": max(plan.engines),
             "most_requests": max(int(row.median("requests")) for row in traces),
         },
         seeds=list(plan.all_seeds),
     )
+
+
+def _about(plan: SimulatePlan) -> Iterator[str]:
+    fleet = plan.fleet(plan.settings()[0])
+    yield fleet.about
+    yield (
+        "Loads are shares of the rate in the table of traces. Between fleets it grows in "
+        "proportion to the number of engines."
+    )
+    if plan.warm_up:
+        yield f"Requests that arrive in the first {plan.warm_up:.0%} of a run do not count."
+    if plan.kv_groups:
+        yield (
+            "The blocks of all groups have as many tokens as the trace's and share the cache. With "
+            "+eagle a draft model has the last block of a hit computed again. Engines hold, evict "
+            "and reuse as vLLM 0.32 does (`inferway simulate --kv-groups`). The index of "
+            f"{FULL_ALONE} believes that an engine reuses the prefix that its full attention "
+            "holds, all others know what all groups allow."
+        )
+    if any(name.partition("@")[0] in WITH_LEGS for name in plan.policy):
+        yield (
+            f"A transfer takes {fleet.engine.transfer_seconds * 1e3:g} ms, plus "
+            f"{fleet.engine.transfer_token_seconds * 1e6:g} µs for each token."
+        )
+
+
+def with_ratios(rows: Sequence[Row]) -> Iterator[Row]:
+    """Yield the rows of a run, with the ratios."""
+    found = {_case(row.keys): row for row in rows if row.table == "simulations"}
+    for row in rows:
+        values: dict[str, Value] = {}  # a ratio, or None
+        if row.table == "simulations":
+            ours = found.get(
+                _case(row.keys, policy=OURS), found.get(_case(row.keys, policy=LEARNED))
+            )
+            values = {f"{name}_ratio": ratio(row, ours, name) for name in COMPARED}
+            if row.keys["gateways"] != 1:
+                one = _case(row.keys, gateways=1, policy=alone(str(row.keys["policy"])))
+                oracle = found.get(_case(row.keys, policy=ORACLE))
+                values["one_ratio"] = ratio(row, found.get(one), "ttft_p90")
+                values["oracle_ratio"] = ratio(row, oracle, "ttft")
+        known = {name: value for name, value in values.items() if value is not None}
+        yield msgspec.structs.replace(row, values={**row.values, **known})
+
+
+def _case(keys: Mapping[str, Key], **others: Key) -> _Case:
+    return frozenset({**keys, **others}.items())
+
+
+def ratio(above: Row, below: Row | None, column: str) -> Interval | None:
+    """Return the mean of the seeds' ratios; None without one of the rows, or below zero's."""
+    if below is None or not below.values.get(column) or not above.values.get(column):
+        return None
+    pairs = list(zip(above.repeats(column), below.repeats(column), strict=True))
+    return mean_interval([a / b for a, b in pairs]) if all(b for _, b in pairs) else None
+
+
+def losses(said: Mapping[str, str], run: Run) -> list[str]:
+    """Return where a figure of another policy is less than that of ours, beyond chance."""
+    return [
+        f"{_words(row)}: the {words} of {row.keys['policy']} is {times.shown('{:.3f}')} times ours"
+        for row in run.select("simulations")
+        for column, words in said.items()
+        if isinstance(times := row.values.get(f"{column}_ratio"), Interval) and times.high < 1
+    ]
+
+
+def _words(row: Row) -> str:
+    others = {key: value for key, value in row.keys.items() if key not in ("policy", "engines")}
+    trace = others.pop("trace")
+    return ", ".join([str(trace), *(f"{key}: {value}" for key, value in others.items())])
 
 
 def _is_highest(row: Row) -> bool:
@@ -83,15 +157,13 @@ _SIMULATIONS = Table(
     "simulations",
     f"{_WHERE}, load: {{load}}: mean TTFT (95 %), its percentiles and ITL in ms; share of prompt "
     "tokens that came from a cache; CPU time of simulating the run and a request",
-    ("policy",),
+    ("policy", "cells", "groups"),
     (
         _TTFT, Column("ttft_p50", "p50", "{:,.0f}", "mean alone"), _P90,
         Column("ttft_p99", "p99", "{:,.0f}", "mean alone"),
         Column("itl", "ITL", "{:,.1f}", "mean alone"), _CACHED,
         Column("cpu_seconds", "CPU, s", "{:,.1f}", "mean alone"),
         Column("cpu_us", "a request, µs", "{:,.0f}", "mean alone"),
-        Column("difference", f"{OURS} minus it", "{:+,.0f}"),
-        Column("few", f"by {FEW_SEEDS} seeds"), Column("needed", "seeds needed"),
     ),
     split=("trace", "engines", "gateways", "load"),
 )  # fmt: skip
@@ -119,7 +191,7 @@ _HIGHEST_CACHED = replace(
 _P90_RATIOS = Table(
     "simulations",
     f"p90 TTFT divided by that of {OURS}, at {{load}} of the rate, gateways: {{gateways}}",
-    ("policy",), (Column("p90_ratio", "p90", "{:.2f}", "value"),), across="trace",
+    ("policy",), (Column("ttft_p90_ratio", "p90", "{:.2f}", "value"),), across="trace",
     split=("gateways", "load"),
 )  # fmt: skip
 
@@ -132,7 +204,6 @@ _OVER_RATE = Plot(
     "simulations", ("ttft",), x="rate", by="policy", x_label="requests per second",
     y_label="mean TTFT, ms", title="{trace}", mean=True, styles=_STYLES, log_y=True, most=_TALL,
 )  # fmt: skip
-_OVER_ENGINES = replace(_OVER_RATE, x="engines", x_label="engines", title="", log_x=True, most=None)
 _OF_ONE_GATEWAY = replace(_OVER_RATE, where=lambda row: row.keys["gateways"] == 1)
 _OVER_POLICIES = Plot("simulations", ("ttft_p90",), x="policy", y_label="p90 TTFT, ms", log_y=True)
 
@@ -155,50 +226,7 @@ SIMULATE = Benchmark(
     arguments="--trace mooncake --engines 1000 --requests 1000000",
     audience="user",
     times="virtual",
-    run_name=lambda plan: _run_name(plan),
 )
-SIMULATE_ENGINES = replace(
-    SIMULATE,
-    name="simulate --engines",
-    chart=Chart(
-        "The same load for each engine",
-        (
-            replace(
-                _OVER_ENGINES, y=("cached",), y_label="prompt tokens from a cache, %", log_y=False
-            ),
-            replace(_OVER_ENGINES, y=("ttft_p90",), y_label="p90 TTFT, ms"),
-        ),
-    ),
-    question="how the cached share grows with the number of engines, in virtual time",
-    takes="a minute",
-    arguments="4 --engines 16 … --trace mooncake",
-)
-SIMULATE_SEEDS = replace(
-    SIMULATE,
-    name="simulate --seeds",
-    chart=Chart(
-        "{seeds} seeds in virtual time",
-        (
-            replace(_OVER_RATE, title="", log_y=False, most=None),
-            Plot(
-                "simulations", ("difference",), x="rate", by="policy", styles=_STYLES,
-                x_label="requests per second", y_label=f"{OURS} minus it, ms",
-            ),
-        ),
-    ),
-    question="which differences between policies on two real engines exceed chance, and how many "
-    "seeds show them, in virtual time",
-    takes="2 minutes",
-    arguments="100 --trace peers-chats --like docs/results/validate_real.json …",
-)  # fmt: skip
-
-
-def _run_name(plan: SimulatePlan) -> str:
-    if len(plan.engines) > 1:
-        return SIMULATE_ENGINES.name
-    return SIMULATE_SEEDS.name if plan.seeds >= MANY_SEEDS else SIMULATE.name
-
-
 PoliciesPlan = preset(
     "PoliciesPlan",
     trace=("mooncake", "chats@65536", "agentic@1048576"),
@@ -231,8 +259,7 @@ POLICIES = Benchmark(
         "trace": ("mooncake", "chats@65536"), "requests": 1_500, "gateways": (1,), "load": (0.75,),
         "seeds": 2, "bisections": 3,
     },
-    goals=partial(goals, OF_POLICIES),
-    losses=losses,
+    losses=partial(losses, {"ttft": SAID["ttft"]}),
     question="how the routing policy changes time to first token on a simulated fleet: Inferway's "
     "policies, those of its peers, and an oracle",
     takes="18 minutes",
@@ -260,12 +287,11 @@ POLICIES_FLEET = replace(
     help="Compare policies in front of 16 equal engines behind 1 and 4 gateways in virtual time, "
     "with and without pressure on the caches.",
     plan=FleetPlan,
-    goals=partial(goals, OF_FLEETS),
     chart=Chart(
         f"Each workload at its highest load; ratios above {_FAR} are cut off",
         (
             replace(
-                _OVER_RATE, y=("p90_ratio",), x="trace", x_label=" ",
+                _OVER_RATE, y=("ttft_p90_ratio",), x="trace", x_label=" ",
                 y_label=f"p90 TTFT / that of {OURS}", title="gateways: {gateways}", mean=False,
                 most=_FAR, where=_is_highest,
             ),
@@ -297,7 +323,6 @@ POLICIES_GATEWAYS = replace(
     POLICIES_FLEET,
     name="policies-fleet --gateways",
     tables=(_BESIDE_ONE, _BESIDE_ORACLE, TRACES, _BY_LOAD),
-    goals=beside_one.goals,
     losses=lambda _: [],
     chart=Chart("Several gateways", (_AT_EACH_LOAD,), split=("trace",)),
     question="whether several gateways that tell each other what they do are as good as one",
@@ -311,6 +336,123 @@ def _fleet_run_name(plan: SimulatePlan) -> str:
     return POLICIES_GATEWAYS.name if shares else POLICIES_FLEET.name
 
 
-simulate, policies, policies_fleet = (
-    benchmark.command() for benchmark in (SIMULATE, POLICIES, POLICIES_FLEET)
+HybridPlan = preset(
+    "HybridPlan",
+    trace=("mooncake",),
+    kv_groups=("full,mamba:align", "full,mamba:align+eagle"),
+    policy=(FULL_ALONE, OURS),
+    # At this rate round-robin's mean TTFT doubles on eight engines with one group (kv-transfer).
+    rate=4.4,
+    load=(0.5, 0.9),
+    requests=1_500,
+    seeds=5,
+)
+_OF_GROUPS = replace(_OVER_RATE, title="{groups}", log_y=False, most=None, styles={})
+HYBRID = replace(
+    POLICIES,
+    name="policies-hybrid",
+    help="Simulate engines of hybrid models behind an index that knows all groups of their KV "
+    "caches, and behind one that knows full attention alone, in virtual time.",
+    plan=HybridPlan,
+    tables=(
+        Table(
+            "simulations",
+            "**{groups}**: the share of prompt tokens that came from a cache; tokens of the mean "
+            "prompt that were computed; TTFT in ms; the share of requests whose reuse the index "
+            "overestimated, and by how many tokens of the mean prompt. The last columns are "
+            f"divided by those of {OURS}: the mean of the seeds' ratios (95 %)",
+            ("load", "policy"),
+            (
+                _CACHED, Column("computed", "computed", "{:,.0f}", "mean alone", "lower", "tokens"),
+                Column("ttft_p50", "p50", "{:,.0f}", "mean alone", "lower", "ms"), _P90,
+                Column("overestimated", "overestimated", "{:.1f}%", "mean alone"),
+                Column("excess", "excess", "{:,.0f}", "mean alone"),
+                Column("computed_ratio", "computed, ratio", "{:.3f}"),
+                Column("ttft_p50_ratio", "p50, ratio", "{:.3f}"),
+                Column("ttft_p90_ratio", "p90, ratio", "{:.3f}"),
+            ),
+            split=("groups",),
+        ),
+        TRACES,
+    ),
+    chart=Chart(
+        "Engines of hybrid models in virtual time",
+        (
+            replace(_OF_GROUPS, y=("cached",), y_label="prompt tokens from a cache, %"),
+            replace(_OF_GROUPS, y=("ttft_p50",), y_label="p50 TTFT, ms"),
+            replace(_OF_GROUPS, y=("ttft_p90",), y_label="p90 TTFT, ms"),
+        ),
+        split=("groups",),
+    ),
+    quick={"requests": 500, "load": (0.5,), "seeds": 2},
+    losses=partial(losses, {name: SAID[name] for name in ("ttft_p50", "ttft_p90")}),
+    question="how much it gains that the index knows all groups of KV caches of hybrid models",
+    takes="6 minutes",
+)  # fmt: skip
+
+KvTransferPlan = preset(
+    "KvTransferPlan",
+    trace=("mooncake", "agentic@1048576", "azure"),
+    engines=(16,),
+    policy=(
+        *(NEVER, LEARNED, ALWAYS, f"{ALWAYS}@10", f"{ALWAYS}@12"),
+        *(f"{THRESHOLD}@10", f"{THRESHOLD}@12"),
+    ),
+    load=(0.5, 0.9, 1.2),
+    requests=3_000,
+    seeds=3,
+    bisections=5,
+)
+_OF_LEGS = replace(
+    _OVER_RATE, y=("ttft_p90",), y_label="p90 TTFT, ms", most=None,
+    styles={LEARNED: {"color": "#cc3311", "linewidth": 2.4, "zorder": 5}},
+)  # fmt: skip
+KV_TRANSFER = replace(
+    POLICIES,
+    name="kv-transfer",
+    help="Compare in virtual time: prompts that are computed apart from where they are answered if "
+    "that costs less, never, always, and by llm-d's threshold.",
+    plan=KvTransferPlan,
+    tables=(
+        *(
+            Table(
+                "simulations",
+                f"{said} divided by that of {LEARNED}, {{trace}}",
+                ("policy",),
+                (Column(f"{name}_ratio", name, "{:.2f}", "value"),),
+                across="load",
+                split=("trace",),
+            )
+            for name, said in SAID_OF_LEGS.items()
+        ),
+        Table(
+            "simulations",
+            "**{trace}, engines: {engines}**: p90 TTFT (95 %) and inter-token p99 (95 %) in ms; "
+            "the share of requests in two legs, and of prompt tokens that came from a cache",
+            ("policy",),
+            (
+                replace(_P90, shown="mean"),
+                Column("itl_p99", "ITL p99", "{:,.1f}", "mean", "lower", "ms"),
+                Column("two_legs", "two legs", "{:.0f}%", "mean alone"),
+                replace(_CACHED, better=None),
+            ),
+            across="load",
+            split=("trace", "engines"),
+        ),
+        TRACES,
+    ),
+    chart=Chart(
+        "16 engines in virtual time",
+        (_OF_LEGS, replace(_OF_LEGS, y=("itl_p99",), y_label="inter-token p99, ms")),
+        split=("trace",),
+    ),
+    quick={"trace": ("azure",), "requests": 1_000, "load": (0.5,), "seeds": 2, "bisections": 3},
+    losses=partial(losses, SAID_OF_LEGS),
+    question="whether to move the cache: prefill and decode apart by expected milliseconds, never, "
+    "always, or by a threshold",
+    takes="15 minutes",
+)
+
+simulate, policies, policies_fleet, policies_hybrid, kv_transfer = (
+    benchmark.command() for benchmark in (SIMULATE, POLICIES, POLICIES_FLEET, HYBRID, KV_TRANSFER)
 )

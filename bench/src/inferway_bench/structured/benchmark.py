@@ -1,5 +1,11 @@
 """`inferway bench structured`: which real JSON schemas each library enforces, and how fast.
 
+A file has schemas and instances: a line is `{"id", "schema", "tests": [{"valid", "data"}]}`,
+JSONSchemaBench's as MaskBench has it. Libraries that make an object property by property, in the
+order in which the schema lists them, refuse the same object written in another order. That says
+nothing about what they would let a model write; so every instance is judged both as it came and in
+order.
+
 Each system is a process of its own (`worker`). They take turns schema by schema, each time another
 first: a machine that becomes slower is so for all of them.
 """
@@ -10,7 +16,7 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import lru_cache
 from pathlib import Path
@@ -19,17 +25,15 @@ from typing import Annotated, Any
 import msgspec
 
 from inferway.errors import SpecError
+from inferway_bench.data_files import unpacked
 from inferway_bench.flags import flag
 from inferway_bench.harness import Benchmark
-from inferway_bench.plotting import Chart, Plot
-from inferway_bench.processes import BenchError, with_sources
-from inferway_bench.progress import OnStep
-from inferway_bench.report import Better, Column, Table
-from inferway_bench.rows import Findings, Goal, Row, Run, Value, goal
-from inferway_bench.structured.sample import Case, read
-from inferway_bench.structured.systems import BESIDE_ENGINE, OURS, SYSTEMS, VLLM, vocabulary_of
-from inferway_bench.workers import JsonWorker, in_turn
+from inferway_bench.processes import BenchError, JsonWorker, OnStep, in_turn, with_sources
+from inferway_bench.rows import Better, Column, Findings, Row, Table, Value
+from inferway_bench.structured.worker import BESIDE_ENGINE, OURS, SYSTEMS, vocabulary_of
 from inferway_sim.prepare import PACKAGED_SMOLLM2
+from inferway_structured.backends.schemas.nodes import Document, Node
+from inferway_structured.backends.schemas.shapes import takes
 from inferway_structured.validate.json_schema_drafts import validator_of
 from inferway_structured.validate.schema_walk import pointer
 
@@ -131,7 +135,6 @@ def rows_of(cases: Sequence[Case], answers: Mapping[str, Sequence[Answer]]) -> I
         for name, tallied in tallies.items():
             keys = {"instances": how, "system": name}
             yield Row("kept", keys, _kept(tallied), is_ours=name == OURS)
-        yield from _gained(tallies, how)
     for name, each in answers.items():
         yield from _compile_rows(name, each, answers.get(LLGUIDANCE, each))
         us = [ns / 1000 for answer in each for ns in answer.get("mask_ns", ())]
@@ -175,20 +178,6 @@ def _kept(tallies: Sequence[Counter[str]]) -> dict[str, Value]:
         "invalid rejected": f"{total['invalid rejected']}/{total['invalid']}",
         **{name: total[name] for name in COUNTED},
     }
-
-
-def _gained(tallies: Mapping[str, Sequence[Counter[str]]], how: str) -> Iterator[Row]:
-    """What ours judges rightly and the best library does not, and the other way round."""
-    right = {
-        name: [one["all right"] for one in each] for name, each in tallies.items() if name != VLLM
-    }
-    ours = right.pop(OURS)
-    if right:
-        best = max(right, key=lambda name: sum(right[name]))
-        gained = sum(a > b for a, b in zip(ours, right[best], strict=True))
-        lost = sum(a < b for a, b in zip(ours, right[best], strict=True))
-        keys = {"instances": how, "best library": best}
-        yield Row("gained", keys, {"gained": gained, "lost": lost})
 
 
 def _compile_rows(
@@ -255,32 +244,6 @@ def _stands_there(steps: list[str | int], place: str, keyword: str) -> bool:
 # what is shown
 
 
-def goals(run: Run) -> Iterator[Goal]:
-    """Yield what is required, judged."""
-    num = float(run.facts["schemas"])
-    for row in run.select("gained"):
-        gained, lost = row.median("gained"), row.median("lost")
-        yield Goal(
-            f"schemas gained over the best library ({row.keys['best library']}), instances "
-            f"{row.keys['instances']}",
-            "≥ 2 % more than lost, lost ≤ 1 %",
-            f"{gained:.0f} gained, {lost:.0f} lost of {num:.0f}",
-            gained - lost >= 0.02 * num and lost <= 0.01 * num,
-        )
-    ours = run.select("kept", system=OURS)
-    yield goal("schemas compiled", 100 * ours[0].median("compiled") / num, least=97, unit=" %")
-    what = "schemas that accept an invalid instance and name no unenforced keyword"
-    yield goal(what, max(row.median("unnamed") for row in ours), most=0, form="{:.0f}")
-    for row in run.select("compile", system=OURS):
-        if TO_LLGUIDANCE in row.values:
-            what = f"{row.keys['step']}, p95 / llguidance's"
-            yield goal(what, row.median(TO_LLGUIDANCE), most=1.2, unit=" ×")
-    for row in run.select("masks", system=OURS):
-        yield goal("mask, p50", row.median("p50"), most=10, form="{:.1f}", unit=" µs")
-        for column, most_ms in (("p99.9", 5), ("max", 20)):
-            yield goal(f"mask, {column}", row.median(column) / 1000, most=most_ms, unit=" ms")
-
-
 def _time(name: str, unit: str) -> Column:
     return Column(name, better="lower", unit=unit)
 
@@ -300,12 +263,12 @@ TABLES = [
         split=["instances"],
     ),
     Table(
-        "gained", "Schemas that only Inferway judges rightly, and that only the best library does",
-        ["instances", "best library"], [_count("gained"), _count("lost")], in_details=True,
-    ),
-    Table(
         "compile", "Time of a compile, ms: CPU time of the schemas that llguidance compiles, too",
-        ["step", "system"], [_time(name, "ms") for name in ("p50", "p95", "max")],
+        ["step", "system"],
+        [
+            *(_time(name, "ms") for name in ("p50", "p95", "max")),
+            Column(TO_LLGUIDANCE, form="{:.2f}"),
+        ],
     ),
     Table(
         "masks", "Time of a mask, µs", ["system"],
@@ -323,21 +286,118 @@ STRUCTURED = Benchmark(
     "environment variable INFERWAY_VLLM_VENV names the virtual environment that has vLLM and "
     "xgrammar.",
     StructuredPlan, measure, TABLES,
-    Chart(
-        "{schemas} schemas",
-        [
-            Plot(
-                "compile", ["p50", "p95", "max"], by="system", y_label="compile, ms", log_y=True,
-                where=lambda row: row.keys["step"] == WALL,
-            ),
-            Plot("masks", list(PERCENTILES), by="system", y_label="mask, µs", log_y=True),
-        ],
-    ),
     quick={"compile_seconds": 2.0, "outlines_seconds": 1.0, "max_schemas": 20},
-    goals=lambda run: list(goals(run)),
     question="which real JSON schemas structured output enforces, and how fast, compared with four "
     "libraries",
     takes="half an hour",
     arguments="FILE",
 )  # fmt: skip
 structured = STRUCTURED.command()
+
+
+_DEPTH = 12  # of references that are followed
+
+
+class Instance(msgspec.Struct, frozen=True):
+    """One document, in tokens."""
+
+    valid: bool
+    tokens: list[int]
+    ordered: list[int] | None  # in schema order, where that is another text
+    text: str
+
+
+class Case(msgspec.Struct, frozen=True):
+    """One schema, and what it is judged by."""
+
+    id: str
+    schema: str
+    instances: list[Instance]
+
+
+def read(
+    path: Path,
+    tokenize: Callable[[str], list[int]],
+    max_tokens: int,
+    max_schemas: int | None = None,
+) -> list[Case]:
+    """Return the schemas of a file, without instances of more than `max_tokens`. Raises BenchError
+    where the file is not of that form."""
+    try:
+        lines = [json.loads(line) for line in unpacked(path).splitlines() if line.strip()]
+        return [_case(line, tokenize, max_tokens) for line in lines[:max_schemas]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BenchError(f"{path}: not lines of schemas and tests: {error!r}") from error
+
+
+def _case(line: Any, tokenize: Callable[[str], list[int]], max_tokens: int) -> Case:
+    instances = []
+    for test in line["tests"]:
+        text = json.dumps(test["data"])
+        other = json.dumps(in_schema_order(line["schema"], test["data"]))
+        tokens = tokenize(text)
+        if len(tokens) <= max_tokens:
+            ordered = None if other == text else tokenize(other)
+            instances.append(Instance(bool(test["valid"]), tokens, ordered, text))
+    return Case(line["id"], json.dumps(line["schema"]), instances)
+
+
+def in_schema_order(schema: Any, value: Any) -> Any:
+    """Return the value with its properties in the order in which the schema lists them."""
+    return _ordered([Document(schema).root], value)
+
+
+def _ordered(nodes: list[Node], value: Any) -> Any:
+    if isinstance(value, list):
+        return [_ordered(list(_items(nodes, at, value)), one) for at, one in enumerate(value)]
+    if not isinstance(value, dict):
+        return value
+    inner: dict[str, list[Node]] = {}
+    extra: list[Node] = []
+    for node in _parts(nodes, value):
+        keywords = node.keywords
+        for name, one in keywords.get("properties", {}).items():
+            inner.setdefault(name, []).append(one)
+        extra += keywords.get("patternProperties", {}).values()
+        if "additionalProperties" in keywords:
+            extra.append(keywords["additionalProperties"])
+    required = [n for node in _parts(nodes, value) for n in node.keywords.get("required", ())]
+    names = [name for name in dict.fromkeys([*inner, *required]) if name in value]
+    names += [name for name in value if name not in names]
+    return {name: _ordered([*inner.get(name, ()), *extra], value[name]) for name in names}
+
+
+def _items(nodes: list[Node], at: int, value: Any) -> Iterator[Node]:
+    for node in _parts(nodes, value):
+        prefix = node.keywords.get("prefixItems", ())
+        if at < len(prefix):
+            yield prefix[at]
+        elif "items" in node.keywords:
+            yield node.keywords["items"]
+
+
+def _parts(nodes: list[Node], value: Any, depth: int = _DEPTH) -> Iterator[Node]:
+    """The schemas that speak of this value, in the order written: of alternatives, those that do
+    not refuse it."""
+    for node in nodes if depth else ():
+        for word, rule in [*node.keywords.items()]:
+            if word in ("$ref", "then", "else"):
+                yield from _parts([rule], value, depth - 1)
+            elif word == "allOf":
+                yield from _parts(rule, value, depth - 1)
+            elif word in ("anyOf", "oneOf"):
+                left = [branch for branch in rule if takes(branch, value) is not False]
+                yield from _parts(left, value, depth - 1)
+            elif word in ("properties", "patternProperties", "additionalProperties"):
+                yield _Only(node, word)
+        yield _Only(node, "required", "items", "prefixItems")
+
+
+class _Only(Node):
+    """A node of which some keywords are looked at."""
+
+    def __init__(self, node: Node, *words: str) -> None:
+        super().__init__(node.document, node.raw, node.place)
+        self.__dict__["keywords"] = {
+            word: rule for word, rule in node.keywords.items() if word in words
+        }

@@ -1,35 +1,36 @@
 """Records -> the constants of the engines that served them. Pure.
 
 They come from two places. What `expected-ttft` has learned while it served is in the recording; and
-requests that had an engine to themselves say what it takes (`simulate.fitting`). Which of the two
-tells the recorded times better is seen by simulating the requests on the engines they went to.
+requests that had an engine to themselves say what it takes. Which of the two tells the recorded
+times better is seen by simulating the requests on the engines they went to.
 
-Engines that share processors make each other pause. That is seen where requests that had an engine
-to themselves took longer while others computed than those that had all engines to themselves.
+    time to the first token = request + step + prefill * (tokens + pairs / attention)
+    time between two tokens = step + decode * requests that decode at once + context * their tokens
+
+where each of the tokens that are computed looks at those before it: pairs. Least squares over the
+medians of equal requests; no constant is less than nothing, and none is made of rounding errors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import log
+from statistics import median
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from inferway_bench.policies.engine import EngineSpec
 from inferway_bench.processes import BenchError
-from inferway_bench.simulate.fitting import (
-    First,
-    Tokens,
-    fit_pauses,
-    fit_prompts,
-    fit_tokens,
-    with_constants,
+from inferway_bench.whatif.replay import (
+    EngineFacts,
+    Floats,
+    MeasuredRequests,
+    Replay,
+    spans_of,
 )
-from inferway_bench.whatif.engines import Floats, Spans
-from inferway_bench.whatif.recorded import EngineFacts
-from inferway_bench.whatif.workload import MeasuredRequests, Replay, spans_of
 
 _ENOUGH = 30  # requests that had an engine to themselves
 _ENOUGH_OF_ONE = 20  # of an engine, to say that it is slower than others
@@ -38,8 +39,9 @@ _FEW_TOKENS = 4  # of an answer: fewer say nothing of the time between them
 _SLOWER = log(1.1)  # and more: else it is chance
 _QUARTILES = 1.349  # deviations of a normal distribution between its quartiles
 _ALONE = 0.05  # answers that are written meanwhile, on average
-_APART, _TOGETHER = 0.1, 0.5  # requests on other engines meanwhile, on average: fewer, more
-_PAUSED = 0.1  # of the time to the first token, and more: else it is chance
+# A constant that makes up less of the times than this, on average, was not measured: the solver's
+# rounding errors, which differ from CPU to CPU, reach 1e-13, and no clock tells so small a share.
+_SMALLEST_SHARE = 1e-6
 
 
 class Learned(NamedTuple):
@@ -72,80 +74,9 @@ def fitted(replay: Replay, like: EngineSpec) -> list[Learned]:
     engine = with_constants(like, _between(measured), prompts)
     begin, _, _ = prompts
     beside = msgspec.structs.replace(engine, prompts_beside=1, request_seconds=begin)
-    found = [
+    return [
         _scattered(each, firsts, measured.row[use], len(replay.names)) for each in (engine, beside)
     ]
-    paused = _paused(replay, engine, dict(zip(use.tolist(), firsts, strict=True)))
-    return [*found, paused] if paused is not None else found
-
-
-def _paused(replay: Replay, like: EngineSpec, firsts: Mapping[int, First]) -> Learned | None:
-    """The constants where engines make each other pause; None if they do not."""
-    measured = replay.measured
-    sent = measured.at + measured.waited
-    _, others = _company(measured, sent, measured.at + measured.ttft, len(replay.names))
-    apart = [i for i in firsts if others[i] < _APART]
-    together = [i for i in firsts if others[i] > _TOGETHER]
-    if min(len(apart), len(together)) < _ENOUGH:
-        return None
-    quiet = [firsts[i] for i in apart]
-    tokens = (like.step_seconds, like.decode_seconds, like.context_seconds)
-    try:
-        engine = with_constants(like, tokens, fit_prompts(quiet))
-    except BenchError:
-        return None
-    late, later = (
-        np.array([f.seconds - engine.idle_ttft(f.prompt, f.cached) for f in each])
-        for each in (quiet, [firsts[i] for i in together])
-    )
-    pauses = fit_pauses(late, later)
-    more = later.mean() - late.mean()
-    if pauses is None or more < _PAUSED * np.mean([firsts[i].seconds for i in together]):
-        return None
-    learned = _scattered(engine, quiet, measured.row[apart], len(replay.names))
-    paused = msgspec.structs.replace(
-        learned.engine,
-        prompt_pauses=round(pauses.number, 4),
-        decode_pauses=round(_more_between(measured, len(replay.names)) / pauses.seconds, 4),
-        pause_seconds=round(pauses.seconds, 4),
-    )
-    how = (
-        f"fitted to {len(apart):,} requests that had all engines to themselves, and "
-        f"{len(together):,} that had one of them"
-    )
-    return learned._replace(engine=paused, how=how)
-
-
-def _more_between(measured: MeasuredRequests, num_engines: int) -> float:
-    """By how many seconds a token of an answer that had an engine to itself came later, on average,
-    while another engine computed."""
-    first, end = measured.at + measured.ttft, measured.at + measured.latency
-    each = (measured.latency - measured.ttft) / np.maximum(measured.output - 1, 1)
-    own, others = _company(measured, first, end, num_engines)
-    use = (measured.output >= _FEW_TOKENS) & (own < 1 + _ALONE)
-    apart, together = each[use & (others < _APART)], each[use & (others > _TOGETHER)]
-    if min(len(apart), len(together)) < _ENOUGH:
-        return 0.0
-    return max(0.0, float(together.mean() - apart.mean()))
-
-
-def _company(
-    measured: MeasuredRequests, since: Floats, until: Floats, num_engines: int
-) -> tuple[Floats, Floats]:
-    """How many requests were on each one's engine meanwhile, itself among them, and how many on
-    other engines, on average; NaN where that is not known."""
-    own, others = np.full((2, len(measured.at)), np.nan)
-    rows = [spans_of(measured, row) for row in range(num_engines)]
-    spans = [each for _, *both in rows for each in both]
-    everyone = Spans.of(
-        np.concatenate([each.starts for each in spans]),
-        np.concatenate([each.ends for each in spans]),
-    )
-    for here, prompts, answers in rows:
-        during = since[here], until[here]
-        own[here] = prompts.mean(*during) + answers.mean(*during)
-        others[here] = everyone.mean(*during) - own[here]
-    return own, others
 
 
 def _scattered(
@@ -254,3 +185,85 @@ def _factors(off: Floats, rows: np.ndarray, num_engines: int) -> tuple[float, ..
         middle = float(np.median(own)) if len(own) >= _ENOUGH_OF_ONE else 0.0
         found.append(round(float(np.exp(middle)), 3) if abs(middle) > _SLOWER else 1.0)
     return tuple(found)
+
+
+class First(NamedTuple):
+    """The beginning of one answer, on an engine with nothing else to do."""
+
+    cached: int  # tokens
+    prompt: int  # tokens
+    seconds: float
+
+
+class Tokens(NamedTuple):
+    """The tokens of answers of which `batch` are written at once."""
+
+    batch: int
+    context: int  # tokens before one of them, prompt and answer, on average
+    seconds: float  # from one to the next
+
+
+def with_constants(
+    like: EngineSpec, tokens: Sequence[float], prompts: Sequence[float]
+) -> EngineSpec:
+    """Return `like` with what `fit_tokens` and `fit_prompts` have found."""
+    step, decode, context = tokens
+    begin, each, pair = prompts
+    return msgspec.structs.replace(
+        like,
+        step_seconds=step,
+        decode_seconds=decode,
+        context_seconds=context,
+        prefill_seconds=each,
+        attention_tokens=round(each / pair) if pair > 0 else 0,
+        request_seconds=max(0.0, begin - step),
+    )
+
+
+def _by_case(firsts: Iterable[First]) -> dict[tuple[int, int], list[float]]:
+    """The seconds of equal requests."""
+    times: dict[tuple[int, int], list[float]] = {}
+    for first in firsts:
+        times.setdefault((first.cached, first.prompt), []).append(first.seconds)
+    return dict(sorted(times.items()))
+
+
+def fit_prompts(firsts: Iterable[First]) -> tuple[float, ...]:
+    """Return the seconds until a prompt is begun and its first token told, of each of its tokens
+    that is computed, and of each pair of such a token and one before it. Raises BenchError if too
+    little was measured."""
+    cases = _by_case(firsts)
+    if len(cases) < 3:
+        raise BenchError(f"fitting: prompts of {len(cases)} lengths; three are needed at least")
+    # the tokens that are computed, and the pairs of one of them and one before it
+    rows = [(1.0, p - c, (p * p - c * c) / 2) for c, p in cases]
+    times = [median(seconds) for seconds in cases.values()]
+    found = _least_squares(np.array(rows), np.array(times))
+    if found[1] <= 0:
+        raise BenchError("fitting: longer prompts did not take longer; fix: a quieter machine")
+    return found
+
+
+def fit_tokens(tokens: Sequence[Tokens]) -> tuple[float, ...]:
+    """Return the seconds of a step, of each request in it, and of each token that one looks at.
+    Raises BenchError if all were measured at one batch size."""
+    if len({one.batch for one in tokens}) < 2:
+        raise BenchError("fitting: tokens of one batch size; two are needed at least")
+    rows = [(1.0, one.batch, one.batch * one.context) for one in tokens]
+    return _least_squares(np.array(rows), np.array([one.seconds for one in tokens]))
+
+
+def _least_squares(rows: NDArray[np.float64], times: NDArray[np.float64]) -> tuple[float, ...]:
+    """As good a fit relative to each time as can be; a constant that would be negative, or too
+    small to have been measured, is left out and zero, the most negative first."""
+    weighed = rows / times[:, None]
+    kept = list(range(rows.shape[1]))
+    found = np.zeros(rows.shape[1])
+    while kept:
+        solved = np.linalg.lstsq(weighed[:, kept], np.ones(len(times)), rcond=None)[0]
+        shares = solved * weighed[:, kept].mean(axis=0)
+        if (shares >= _SMALLEST_SHARE).all():
+            found[kept] = solved
+            break
+        del kept[int(shares.argmin())]
+    return tuple(found.tolist())

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
-from statistics import fmean
 from tempfile import TemporaryDirectory
 from typing import Annotated
 
@@ -17,47 +16,34 @@ import msgspec
 
 from inferway_bench.flags import flag
 from inferway_bench.harness import Benchmark
-from inferway_bench.loading.workload import Session
-from inferway_bench.peers.fleets import Fleet, real_engines, started
-from inferway_bench.peers.measuring import standing
-from inferway_bench.peers.plan import LayersFlag, RealEngines, SimulatedEngines, VllmFlag
-from inferway_bench.peers.workload import ChatSpec, chats
+from inferway_bench.loading.generated import Session
+from inferway_bench.peers.fleets import Fleet, standing, started
+from inferway_bench.peers.plan import ChatSpec, SimulatedEngines, chats
 from inferway_bench.plotting import Chart, Plot
-from inferway_bench.processes import BenchError
-from inferway_bench.progress import OnStep
-from inferway_bench.report import Better, Column, Table
+from inferway_bench.processes import BenchError, OnStep
 from inferway_bench.routers import Inferway, Place
-from inferway_bench.rows import Findings, Goal, Row, Run, Value
-from inferway_bench.simulate.processes import Processes
-from inferway_bench.whatif.cases import Selection, Variant
-from inferway_bench.whatif.figures import SHARES, ReplayFigures, error, measured_figures
-from inferway_bench.whatif.run import load, of_seeds, recorded_fleet
-from inferway_bench.whatif.words import mean
+from inferway_bench.rows import Better, Column, Findings, Row, Table, Value
+from inferway_bench.simulate.run import Processes
+from inferway_bench.whatif.figures import SHARES, ReplayFigures, error, mean, measured_figures
+from inferway_bench.whatif.run import Selection, Variant, load, of_seeds, recorded_fleet
 
-PERCENT, POINTS = 10.0, 2.0  # how far off a prediction may be
 _JUDGED = ("ttft_p50", "ttft_p90", "cached")
 _ENGINES = SimulatedEngines(
     engines=4, blocks=768, prefill_us_per_token=1000.0, inter_token_ms=10.0,
     time_factor_under_load=1.0,
 )  # fmt: skip
-_CHATS = ChatSpec(turns=6, systems=8, system_chars=1600, answer_tokens=16)
-_RATE, _REAL_RATE = 6.0, 1.5
+_CHATS = ChatSpec(turns=6, systems=8, answer_tokens=16)
 
 
 class ProvenPlan(msgspec.Struct, frozen=True):
     """The flags of `inferway bench what-if`."""
 
     # fmt: off
-    real: Annotated[bool, flag("Send the chats to two real vLLM on the CPU.")] = False
-    vllm: VllmFlag = None
-    layers: LayersFlag = None
     policy: Annotated[tuple[str, ...], flag(
         "Record this policy of inferway serve.", metavar="NAME",
     )] = ("expected-ttft", "round-robin")
     minutes: Annotated[float, flag("Send chats for this time through each.", gt=0)] = 4.0
-    rate: Annotated[float | None, flag(
-        "Send this number of requests a second, by default 6, or 1.5 with --real.", gt=0,
-    )] = None
+    rate: Annotated[float, flag("Send this number of requests a second.", gt=0)] = 6.0
     think: Annotated[float, flag(
         "Let this number of seconds pass between an answer and the next turn, on average.", gt=0,
     )] = 12.0
@@ -67,14 +53,6 @@ class ProvenPlan(msgspec.Struct, frozen=True):
         "Keep the recordings in this folder, one a policy.", metavar="DIR",
     )] = None
     # fmt: on
-
-    @property
-    def engines(self) -> SimulatedEngines | RealEngines:
-        return real_engines(self.layers) if self.real else _ENGINES
-
-    @property
-    def requests_a_second(self) -> float:
-        return self.rate or (_REAL_RATE if self.real else _RATE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +75,7 @@ class Recorder(Inferway):
 def drawn_sessions(plan: ProvenPlan, spec: ChatSpec = _CHATS) -> list[Session]:
     """Return chats that begin at random times, so many that there are `rate` requests a second, and
     whose turns come a while after the answer before them."""
-    number = max(2, round(plan.requests_a_second * plan.minutes * 60 / spec.turns))
+    number = max(2, round(plan.rate * plan.minutes * 60 / spec.turns))
     rng = Random(plan.seed)
     made = chats(msgspec.structs.replace(spec, sessions=number), plan.seed, f"{plan.seed}", 1.0)
     begins = sorted(rng.uniform(0, plan.minutes * 60) for _ in made)
@@ -117,15 +95,15 @@ def measure(plan: ProvenPlan, on_step: OnStep) -> Findings:
     with TemporaryDirectory(prefix="inferway-what-if-") as name:
         place = Path(name)
         recordings = [(plan.keep or place) / policy for policy in plan.policy]
-        with started(plan.engines, plan.vllm, place, on_step) as fleet:
+        with started(_ENGINES, None, place, on_step) as fleet:
             for policy, directory in zip(plan.policy, recordings, strict=True):
                 directory.mkdir(parents=True, exist_ok=True)
                 _record(plan, fleet, Recorder(policy=policy, directory=directory), place, on_step)
         rows = list(_rows(plan, recordings, on_step))
     about = [
-        f"- {plan.engines.about}",
+        f"- {_ENGINES.about}",
         f"- The same chats of {_CHATS.turns} turns that share {_CHATS.systems} system prompts, "
-        f"{plan.requests_a_second:g} requests a second for {plan.minutes:g} minutes, through a "
+        f"{plan.rate:g} requests a second for {plan.minutes:g} minutes, through a "
         "gateway with each policy, whose recording is told by both.",
         f"- Each case is simulated with {plan.seeds} seeds; load average {os.getloadavg()[0]:.2f} "
         "after the run.",
@@ -149,7 +127,7 @@ def _record(plan: ProvenPlan, fleet: Fleet, router: Recorder, place: Path, on_st
 
 def _rows(plan: ProvenPlan, recordings: Sequence[Path], on_step: OnStep) -> Iterator[Row]:
     """A row for each recording and policy."""
-    measured = [measured_figures(load(Selection(each)).replay) for each in recordings]
+    measured = [measured_figures(load(Selection(each))) for each in recordings]
     processes = Processes(os.cpu_count() or 1, on_step)
     for recorded, directory in zip(plan.policy, recordings, strict=True):
         loaded = load(Selection(directory))
@@ -174,23 +152,6 @@ def _row(
         values[f"simulated_{name}"] = [getattr(run, name) for run in runs]
         values[f"{name}_error"] = error(mean(runs, name), getattr(truth, name), name)
     return Row("predictions", {"policy": policy, "recorded": recorded}, values)
-
-
-def _goals(run: Run) -> list[Goal]:
-    """Of every prediction."""
-    said = {"ttft_p50": "p50 TTFT", "ttft_p90": "p90 TTFT", "cached": "cached share"}
-    goals = []
-    for row in run.select("predictions"):
-        seen = row.keys["policy"] == row.keys["recorded"]
-        how = "replayed" if seen else f"predicted from a recording of {row.keys['recorded']}"
-        for name in _JUDGED:
-            most, unit = (POINTS, " points") if name in SHARES else (PERCENT, "%")
-            off = fmean(row.repeats(f"{name}_error"))
-            what = f"{row.keys['policy']}, {how}: error of the {said[name]}"
-            goals.append(
-                Goal(what, f"within {most:g}{unit}", f"{off:+.1f}{unit}", abs(off) <= most)
-            )
-    return goals
 
 
 def _figure(name: str, head: str, form: str) -> tuple[Column, ...]:
@@ -238,17 +199,8 @@ PROVEN = Benchmark(
         ),
     ),
     quick={"minutes": 1.0, "seeds": 2},
-    goals=_goals,
     question="how close what-if comes to what another policy was then measured to do",
     takes="10 minutes",
     audience="user",
-    run_name=lambda plan: "what-if --real" if plan.real else "what-if",
 )  # fmt: skip
-PROVEN_REAL = replace(
-    PROVEN,
-    name="what-if --real",
-    question="how close what-if comes on two real engines",
-    arguments="--layers 4 --minutes 13",
-    takes="30 minutes",
-)
 what_if = PROVEN.command()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from math import isnan
 
@@ -11,17 +11,36 @@ import msgspec
 
 from inferway_bench.harness import Benchmark
 from inferway_bench.plotting import Chart, Plot
-from inferway_bench.progress import OnStep
-from inferway_bench.report import Column, Table
-from inferway_bench.rows import Findings, Row, Run, Value
-from inferway_bench.simulate.processes import Processes
-from inferway_bench.whatif.cases import RecordedCase, Variant, WhatIfPlan, base_case, changed_cases
-from inferway_bench.whatif.figures import FIGURES, SHARES, ReplayFigures, error, measured_figures
-from inferway_bench.whatif.recorded import Part
-from inferway_bench.whatif.run import LoadedPart, RecordedFleet, load, of_seeds, recorded_fleet
-from inferway_bench.whatif.size import Limit, Sized, holds, parse_slo, sized
-from inferway_bench.whatif.words import duration, mean, sentence
-from inferway_bench.whatif.workload import Replay
+from inferway_bench.processes import OnStep
+from inferway_bench.rows import Column, Findings, Row, Run, Table, Value
+from inferway_bench.simulate.run import Processes
+from inferway_bench.whatif.figures import (
+    FIGURES,
+    SHARES,
+    Limit,
+    ReplayFigures,
+    Sized,
+    duration,
+    error,
+    holds,
+    mean,
+    measured_figures,
+    parse_slo,
+    sentence,
+    sized,
+)
+from inferway_bench.whatif.replay import Replay
+from inferway_bench.whatif.run import (
+    RecordedCase,
+    RecordedFleet,
+    Variant,
+    WhatIfPlan,
+    base_case,
+    changed_cases,
+    load,
+    of_seeds,
+    recorded_fleet,
+)
 
 MEASURED = "measured"
 _BARS = 48  # characters
@@ -31,7 +50,6 @@ _BARS = 48  # characters
 class _Answer:
     """All that was simulated."""
 
-    part: Part
     replay: Replay
     fleet: RecordedFleet
     base: RecordedCase
@@ -39,38 +57,23 @@ class _Answer:
     replayed: Sequence[ReplayFigures]
     cases: Sequence[Variant]
     runs: Sequence[Sequence[ReplayFigures]]
-    limits: Sequence[Limit] = ()
-    size: Sized | None = None
+    limits: Sequence[Limit]
+    size: Sized | None
 
 
 def measure(plan: WhatIfPlan, on_step: OnStep) -> Findings:
-    """Answer what is asked of a recording. Raises BenchError."""
+    """Answer what is asked of a recording: simulate the recorded case and all others. Raises
+    BenchError."""
     limits = parse_slo(plan.size) if plan.size is not None else []
     on_step("reading what was recorded")
-    loaded = load(plan.source)
+    replay = load(plan.source)
     on_step("looking for the constants of the engines")
-    fleet = recorded_fleet(loaded)
-    return findings(answered(plan, loaded, fleet, limits, on_step), plan.seeds)
-
-
-def answered(
-    plan: WhatIfPlan,
-    loaded: LoadedPart,
-    fleet: RecordedFleet,
-    limits: Sequence[Limit],
-    on_step: OnStep,
-) -> _Answer:
-    """Simulate the recorded case and all others."""
-    part, replay = loaded.part, loaded.replay
-    base = base_case(plan.recorded_policy or part.policy, fleet.spec)
-    cases = changed_cases(plan, base, part.block_size)
+    fleet = recorded_fleet(replay)
+    base = base_case(plan.recorded_policy or replay.part.policy, fleet.spec)
+    cases = changed_cases(plan, base, replay.part.block_size)
     processes = Processes(plan.num_processes, on_step)
     run = partial(of_seeds, processes, plan.source, seeds=plan.seeds)
     replayed, *runs = run([base.case, *cases], what="simulating")
-    measured = measured_figures(replay)
-    answer = _Answer(part, replay, fleet, base, measured, replayed, cases, runs, limits)
-    if not limits:
-        return answer
     case = cases[0] if cases else base.case
 
     def ask(numbers: Sequence[int]) -> dict[int, Sequence[ReplayFigures]]:
@@ -78,8 +81,10 @@ def answered(
         said = f"{', '.join(map(str, numbers))} engines"
         return dict(zip(numbers, run(asked, what=said), strict=True))
 
-    found = sized(limits, case.fleet.num_engines, ask, {})
-    return replace(answer, size=found)
+    size = sized(limits, case.fleet.num_engines, ask, {}) if limits else None
+    measured = measured_figures(replay)
+    answer = _Answer(replay, fleet, base, measured, replayed, cases, runs, limits, size)
+    return findings(answer, plan.seeds)
 
 
 def _with_engines(case: Variant, number: int) -> Variant:
@@ -95,7 +100,7 @@ def findings(answer: _Answer, seeds: int) -> Findings:
         facts={
             **msgspec.structs.asdict(answer.fleet.spec.engine),
             "requests": int(answer.replay.measured.judged.sum()),
-            "replayed_model": answer.part.model,
+            "replayed_model": answer.replay.part.model,
             **({"slo_ms": answer.limits[0].most} if answer.limits else {}),
             **({"slo": answer.limits[0].column} if answer.limits else {}),
         },
@@ -148,7 +153,7 @@ def _shown_error(simulated: float, measured: float, name: str) -> str | None:
 
 
 def _about(answer: _Answer) -> Iterator[str]:
-    part, replay, fleet = answer.part, answer.replay, answer.fleet
+    part, replay, fleet = answer.replay.part, answer.replay, answer.fleet
     yield (
         f"{int(replay.measured.judged.sum()):,} requests of {part.model} in "
         f"{replay.seconds / 60:,.1f} minutes, on {len(replay.names)} engines"

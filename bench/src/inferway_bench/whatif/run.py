@@ -1,37 +1,223 @@
-"""The simulations of a recording: its engines' constants are chosen, then each case is simulated
-with each seed, in as many processes as there are cores."""
+"""What is asked of a recording, which fleets and policies that means, and their simulations: the
+constants of the engines are chosen, then each case is simulated with each seed, in as many
+processes as there are cores."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
-from statistics import fmean
+import os
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from itertools import product
+from math import inf
+from pathlib import Path
+from typing import Annotated, NamedTuple
 
 import msgspec
 
+from inferway.model import Candidates, SchedulingResult
+from inferway.openai_api.llm_request import LLMRequest
+from inferway.scheduling.load import POLICIES as SERVED
+from inferway_bench.flags import flag
+from inferway_bench.policies.catalog import LEARNED, OURS, chosen, policy_named
 from inferway_bench.policies.engine import EngineSpec
+from inferway_bench.policies.gateway import Policy
 from inferway_bench.policies.requests import Workload
-from inferway_bench.policies.simulate import FleetSpec, simulate
+from inferway_bench.policies.simulate import FleetSpec, MakePolicy, simulate
 from inferway_bench.processes import BenchError
-from inferway_bench.simulate.fitting import fit_beside
-from inferway_bench.simulate.processes import Processes
-from inferway_bench.whatif.cases import AS_RECORDED, Selection, Variant, maker
+from inferway_bench.simulate.run import Processes
 from inferway_bench.whatif.figures import ReplayFigures, error, measured_figures, simulated_figures
 from inferway_bench.whatif.learned import Learned, fitted, from_costs
-from inferway_bench.whatif.reading import read_recording
-from inferway_bench.whatif.recorded import Part, part_of
-from inferway_bench.whatif.workload import Replay, as_replay
+from inferway_bench.whatif.replay import Replay, as_replay, parse_time, part_of, read_recording
 
+AS_RECORDED = "as-recorded"  # each request goes to the engine that it went to
 _HALVINGS = 8  # of a cache whose size nobody has told
-_DRAWN = 4_000  # requests whose pauses are drawn to fit their number, and more:
-_CLOSE = 0.03  # so exactly
 
 
-class LoadedPart(msgspec.Struct, frozen=True):
-    """A recording, ready to be simulated."""
+class WhatIfPlan(msgspec.Struct, frozen=True):
+    """The flags of `inferway what-if`."""
 
-    part: Part
-    replay: Replay
+    # fmt: off
+    directory: Annotated[Path, flag("", metavar="DIR", is_argument=True)]
+    policy: Annotated[tuple[str, ...], flag(
+        "Choose engines by this policy, of inferway serve --policy or of a peer, instead of the"
+        " recorded one.", metavar="NAME",
+    )] = ()
+    engines: Annotated[tuple[int, ...], flag(
+        "Have this number of engines instead of the recorded ones.", ge=1,
+    )] = ()
+    cache: Annotated[tuple[str, ...], flag(
+        "Give each engine a KV cache of this number of blocks, or so many times its own: 2x, 0.5x.",
+        metavar="BLOCKS|TIMES",
+    )] = ()
+    gateways: Annotated[tuple[int, ...], flag(
+        "Put this number of gateways before the fleet. Each knows its own requests.", ge=1,
+    )] = ()
+    prefill_apart: Annotated[bool, flag(
+        "Let a prompt be computed on another engine than its answer where that costs less.",
+    )] = False
+    size: Annotated[str | None, flag(
+        "Look for the fewest engines that hold this, as 'p90<1s' or 'p50<200ms,p99<3s'.",
+        metavar="SLO",
+    )] = None
+    since: Annotated[str | None, flag(
+        "Count requests from this time on (ISO 8601, UTC, or Unix seconds); those before it only"
+        " fill the caches.", name="--from", metavar="TIME",
+    )] = None
+    until: Annotated[str | None, flag(
+        "Leave out requests that came at this time or later.", name="--to", metavar="TIME",
+    )] = None
+    model: Annotated[str, flag(
+        "Replay the requests of this model, by default of the one with the most requests.",
+    )] = ""
+    recorded_policy: Annotated[str | None, flag(
+        "Say by which policy engines were chosen while requests were recorded, if the recording"
+        " does not.", metavar="NAME",
+    )] = None
+    seeds: Annotated[int, flag("Simulate each case with this number of seeds.", ge=2)] = 5
+    processes: Annotated[int | None, flag(
+        "Simulate in this number of processes at a time, instead of one a core.", ge=1,
+    )] = None
+    # fmt: on
+
+    @property
+    def source(self) -> Selection:
+        """Which requests are meant. Raises BenchError for a time that is none."""
+        return Selection(
+            self.directory, self.model, _time("--from", self.since), _time("--to", self.until)
+        )
+
+    @property
+    def num_processes(self) -> int:
+        """The number of simulations at a time."""
+        return self.processes or os.cpu_count() or 1
+
+
+class Selection(NamedTuple):
+    """Which requests of which recording."""
+
+    directory: Path
+    model: str = ""
+    since: float | None = None
+    until: float | None = None
+
+
+def _time(name: str, text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        return parse_time(text)
+    except ValueError as e:
+        raise BenchError(
+            f"{name} {text!r}: expected a time as 2026-11-27T06:00:00, or Unix seconds"
+        ) from e
+
+
+class Variant(msgspec.Struct, frozen=True):
+    """A fleet behind a policy, and in words what is other than it was."""
+
+    name: str
+    policy: str
+    fleet: FleetSpec
+
+
+class RecordedCase(NamedTuple):
+    """The recorded fleet, as it is simulated, behind the recorded policy."""
+
+    case: Variant
+    is_known: bool  # else the policy is not ours, and its choices are replayed as they were
+
+
+def base_case(policy: str, fleet: FleetSpec) -> RecordedCase:
+    """Return the recorded case; a policy that has no simulation is replayed choice by choice."""
+    try:
+        policy_named(policy)
+    except BenchError:
+        return RecordedCase(
+            Variant(f"replayed as it went ({policy})", AS_RECORDED, fleet), is_known=False
+        )
+    return RecordedCase(Variant(f"replayed ({policy})", policy, fleet), is_known=True)
+
+
+def changed_cases(plan: WhatIfPlan, base: RecordedCase, block_tokens: int) -> list[Variant]:
+    """Return every combination of what is changed; if nothing is, the policies of `inferway
+    serve`. Raises BenchError for what cannot be read."""
+    policies: tuple[str, ...] = plan.policy
+    has_other = bool(plan.engines or plan.cache or plan.gateways or plan.prefill_apart or plan.size)
+    own = base.case.policy if base.is_known else OURS
+    if not policies:
+        policies = (own,) if has_other else tuple(p for p in SERVED if p != base.case.policy)
+    return list(_combined(plan, base.case, policies, block_tokens))
+
+
+def _combined(
+    plan: WhatIfPlan, base: Variant, policies: tuple[str, ...], block_tokens: int
+) -> Iterator[Variant]:
+    fleet = base.fleet
+    for policy, engines, cache, gateways in product(
+        policies,
+        plan.engines or (fleet.num_engines,),
+        plan.cache or ("1x",),
+        plan.gateways or (fleet.num_gateways,),
+    ):
+        name = policy
+        if plan.prefill_apart:
+            name = _apart(policy)
+        policy_named(name)
+        tokens = cache_tokens(cache, fleet.engine.cache_tokens, block_tokens)
+        words = [policy] if policy != base.policy else []
+        if engines != fleet.num_engines:
+            words.append(f"{engines} engine{'s' * (engines > 1)} instead of {fleet.num_engines}")
+        if tokens != fleet.engine.cache_tokens:
+            words.append(f"caches of {cache if cache.endswith('x') else cache + ' blocks'}")
+        if gateways != fleet.num_gateways:
+            words.append(f"{gateways} gateways instead of {fleet.num_gateways}")
+        if plan.prefill_apart:
+            words.append("prefill apart")
+        engine = msgspec.structs.replace(fleet.engine, cache_tokens=tokens)
+        changed = msgspec.structs.replace(
+            fleet, num_engines=engines, num_gateways=gateways, engine=engine
+        )
+        if words:
+            yield Variant(", ".join(words), name, changed)
+
+
+def _apart(policy: str) -> str:
+    if policy != OURS:
+        raise BenchError(
+            f"prefill apart: the policy {policy} does not decide that; fix: the policy {OURS}"
+        )
+    return LEARNED
+
+
+def cache_tokens(text: str, own: int, block_tokens: int) -> int:
+    """Return the tokens of a cache that is said in blocks, or as so many times `own`. Raises
+    BenchError."""
+    try:
+        tokens = float(text[:-1]) * own if text.endswith("x") else int(text) * block_tokens
+        if not block_tokens <= tokens < inf:
+            raise ValueError(text)
+    except ValueError as e:
+        raise BenchError(
+            f"--cache {text!r}: expected a number of blocks, or a number and x, as 2x"
+        ) from e
+    return int(tokens) // block_tokens * block_tokens
+
+
+class _AsRecorded(NamedTuple):
+    """Chooses for each request, by its number, the engine that it went to."""
+
+    rows: list[int]
+
+    def choose(self, request: LLMRequest, candidates: Candidates) -> SchedulingResult:
+        return chosen(candidates, self.rows[int(request.request_id)])
+
+
+def maker(policy: str, replay: Replay) -> MakePolicy:
+    """Return how the policy is made. Raises BenchError for one that is not known."""
+    if policy != AS_RECORDED:
+        return policy_named(policy)
+    rows = replay.measured.row.tolist()
+    return lambda _: Policy(_AsRecorded(rows))
 
 
 class ReplayTask(msgspec.Struct, frozen=True):
@@ -43,21 +229,16 @@ class ReplayTask(msgspec.Struct, frozen=True):
 
 
 @lru_cache(maxsize=2)
-def load(source: Selection) -> LoadedPart:
+def load(source: Selection) -> Replay:
     """Return the requests that are meant; a process keeps those that it has read last. Raises
     BenchError when they are too few, or nothing can be read."""
     recording = read_recording(source.directory)
-    return loaded(part_of(recording, source.model, source.since, source.until))
-
-
-def loaded(part: Part) -> LoadedPart:
-    """Return a part of a recording, ready to be simulated."""
-    return LoadedPart(part, as_replay(part))
+    return as_replay(part_of(recording, source.model, source.since, source.until))
 
 
 def perform(task: ReplayTask) -> ReplayFigures:
     """Simulate a task in a process of the pool."""
-    return simulated(load(task.source).replay, task.case, task.seed)
+    return simulated(load(task.source), task.case, task.seed)
 
 
 def simulated(replay: Replay, case: Variant, seed: int) -> ReplayFigures:
@@ -84,38 +265,35 @@ class RecordedFleet(msgspec.Struct, frozen=True):
     notes: Sequence[str] = ()
 
 
-def recorded_fleet(
-    loaded_: LoadedPart, one: Callable[[Variant], ReplayFigures] | None = None
-) -> RecordedFleet:
-    """Return the fleet with the constants that tell the recorded times best. `one` simulates a
-    case. Raises BenchError when the recording says too little of them."""
-    part, replay = loaded_.part, loaded_.replay
-    one = one or partial(simulated, replay, seed=1)
+def recorded_fleet(replay: Replay) -> RecordedFleet:
+    """Return the fleet with the constants that tell the recorded times best. Raises BenchError when
+    the recording says too little of them."""
+    part = replay.part
     sizes = {facts.cache_blocks for facts in part.engines.values()} - {None}
     least = min((size for size in sizes if size), default=None)
     most = _all_blocks(replay.workload)
     tokens = (least or most) * part.block_size
     like = EngineSpec(cache_tokens=tokens)
     notes = []
-    found, why = _constants(loaded_, like)
-    fleets = [_with_pauses(replay, _fleet(part, each)) for each in found]
-    best = min(range(len(fleets)), key=lambda at: _off(replay, one(_as_recorded(fleets[at]))))
+    found, why = _constants(replay, like)
+    fleets = [_fleet(replay, each) for each in found]
+    best = min(range(len(fleets)), key=lambda at: _off(replay, fleets[at]))
     how, spec = found[best].how, fleets[best]
     if why and not found[1:]:
         notes.append(why)
     if len(sizes) > 1:
         notes.append(f"engines have caches of different sizes; all get the least, {least:,} blocks")
     if least is None:
-        spec, said = _with_cache(replay, spec, one, most * part.block_size)
+        spec, said = _with_cache(replay, spec, most * part.block_size)
         notes.append(said)
     return RecordedFleet(spec, how, notes)
 
 
-def _constants(loaded_: LoadedPart, like: EngineSpec) -> tuple[list[Learned], str]:
+def _constants(replay: Replay, like: EngineSpec) -> tuple[list[Learned], str]:
     """What can be said of the engines, in each way that says something; else why it does not."""
-    learned = from_costs(loaded_.part.engines, like)
+    learned = from_costs(replay.part.engines, like)
     try:
-        own = fitted(loaded_.replay, like)
+        own = fitted(replay, like)
     except BenchError as e:
         if learned is None:
             raise
@@ -126,36 +304,18 @@ def _constants(loaded_: LoadedPart, like: EngineSpec) -> tuple[list[Learned], st
     return [*own, learned._replace(engine=scattered)], ""
 
 
-def _fleet(part: Part, learned: Learned) -> FleetSpec:
-    return FleetSpec(len(part.engines), num_slow=0, engine=learned.engine, factors=learned.factors)
-
-
-def _with_pauses(replay: Replay, fleet: FleetSpec) -> FleetSpec:
-    """The fleet with so many pauses that its first tokens come as late as they did. Requests that
-    had an engine to themselves tell too few: an engine also pauses for one that begins later."""
-    if not fleet.engine.pause_seconds:
-        return fleet
-    seeds = range(1, 2 + _DRAWN // len(replay.workload.requests))
-
-    def simulated_ttft(times: float) -> float:
-        case = _as_recorded(fleet.with_pauses(times))
-        return fmean(simulated(replay, case, seed).ttft for seed in seeds) / 1e3
-
-    try:
-        waited = measured_figures(replay).ttft / 1e3
-        times = fit_beside(waited, simulated_ttft, close=_CLOSE)
-    except BenchError:
-        return fleet  # it is not what makes them late
-    return fleet.with_pauses(times)
+def _fleet(replay: Replay, learned: Learned) -> FleetSpec:
+    number = len(replay.names)
+    return FleetSpec(number, num_slow=0, engine=learned.engine, factors=learned.factors)
 
 
 def _as_recorded(fleet: FleetSpec) -> Variant:
     return Variant(AS_RECORDED, AS_RECORDED, fleet)
 
 
-def _off(replay: Replay, told: ReplayFigures) -> float:
+def _off(replay: Replay, fleet: FleetSpec) -> float:
     """How far the times of a simulation are off, in %."""
-    measured = measured_figures(replay)
+    told, measured = simulated(replay, _as_recorded(fleet), seed=1), measured_figures(replay)
     names = ("ttft_p50", "ttft_p90")
     return sum(abs(error(getattr(told, n), getattr(measured, n), n)) for n in names)
 
@@ -166,9 +326,7 @@ def _all_blocks(workload: Workload) -> int:
     return sum(-(-(r.prompt_tokens + r.output_tokens) // size) for r in workload.requests) + 1
 
 
-def _with_cache(
-    replay: Replay, fleet: FleetSpec, one: Callable[[Variant], ReplayFigures], most: int
-) -> tuple[FleetSpec, str]:
+def _with_cache(replay: Replay, fleet: FleetSpec, most: int) -> tuple[FleetSpec, str]:
     """The fleet with caches that reuse as much as was reused, and in words how large they are."""
     if not replay.measured.has_usage:
         return fleet, "no engine has told the size of its cache; caches that evict nothing are used"
@@ -177,7 +335,7 @@ def _with_cache(
     best: tuple[float, int] = (float("inf"), most)
     for halving in range(_HALVINGS * 2):
         tokens = max(int(most / 2 ** (halving / 2)), longest)
-        told = one(_as_recorded(_with_tokens(fleet, tokens)))
+        told = simulated(replay, _as_recorded(_with_tokens(fleet, tokens)), seed=1)
         best = min(best, (abs(told.cached - shared), -tokens))
         if tokens == longest or told.cached < shared - 10:
             break

@@ -1,1 +1,0 @@
-"""`inferway bench outages`: what clients see while an engine is lost, stands still or is slow."""
