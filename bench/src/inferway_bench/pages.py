@@ -4,7 +4,10 @@ then that touched the code that it measures."""
 
 from __future__ import annotations
 
+import json
+import subprocess
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,13 +18,6 @@ if TYPE_CHECKING:
     from inferway_bench.harness import Benchmark
 
     Stored = Sequence[tuple[Benchmark[Any], Run]]
-
-
-import json
-import subprocess
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 
 def file_of(name: str) -> str:

@@ -412,10 +412,9 @@ def _send(url: str, model: str, rate: float, seconds: float, seed: int) -> _Time
     return _Timed(len(sessions), ttft_us, driven.cpu_share, error)
 
 
-_STEP_SECONDS = 2.0  # between the tokens of streams that are held
-_TOKENS = 100
+_HELD_STEP_SECONDS = 2.0  # between the tokens of streams that are held
+_HELD_TOKENS = 100
 _AT_ONCE = 50  # streams that are opened side by side
-_PATIENCE = 60.0
 
 
 def memory_rows(
@@ -430,7 +429,7 @@ def memory_rows(
             on_step(f"memory: {router.label}, {repeat + 1} of {repeats}")
             with started_routers([router], model, lambda _: None) as [one]:
                 before = resident_bytes(one.pid)
-                set_pace(one.place.engines, _TOKENS, _STEP_SECONDS)
+                set_pace(one.place.engines, _HELD_TOKENS, _HELD_STEP_SECONDS)
                 held = uvloop.run(_with_streams(one.place.url, one.pid, model, streams))
             starts[router].append(round(before / 2**20, 1))
             growths[router].append(round((held - before) / 2**20, 1))
