@@ -337,6 +337,8 @@ def _write(path: Path, identity: Identity, snapshot: HolderSnapshot) -> None:
     try:
         with open(file, "wb") as opened:
             opened.writelines([_HEAD.pack(MAGIC, checksum.intdigest()), *pieces])
+            opened.flush()
+            os.fsync(file)  # else a loss of power may cost the old file as well
         new.rename(path)
     except BaseException:
         new.unlink(missing_ok=True)
