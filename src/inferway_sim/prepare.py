@@ -350,6 +350,6 @@ def attention_rows(weights: Floats, num_heads: int) -> Floats:
 
 
 def to_bf16(values: Floats) -> NDArray[np.uint16]:
-    """The upper half of each float32, rounded to nearest, ties to even."""
+    """Return the upper half of each float32, rounded to nearest, ties to even."""
     bits = np.ascontiguousarray(values).view(np.uint32)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
