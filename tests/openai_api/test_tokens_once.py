@@ -13,11 +13,13 @@ from hypothesis import strategies as st
 from inferway.openai_api.kinds import PARSERS
 from inferway.openai_api.tokens_once import TokenIdsWriter, why_text, with_ids
 
-CHAT, COMPLETION, RESPONSE = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+RESPONSE, MESSAGES = "/v1/responses", "/v1/messages"
 PROMPTS: dict[str, dict[str, Any]] = {
     CHAT: {"messages": [{"role": "user", "content": "hi"}]},
     COMPLETION: {"prompt": "hi"},
     RESPONSE: {"input": "hi"},
+    MESSAGES: {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1},
     "/v1/embeddings": {"input": "hi"},
 }
 TOOL = {"type": "function", "function": {"name": "f"}}
@@ -30,7 +32,7 @@ def reason(path: str, **fields: Any) -> str | None:
 @pytest.mark.parametrize(
     ("path", "fields"),
     [
-        *((path, {}) for path in (CHAT, COMPLETION, RESPONSE)),
+        *((path, {}) for path in (CHAT, COMPLETION, RESPONSE, MESSAGES)),
         (CHAT, {"tools": [TOOL], "tool_choice": "required"}),
         (CHAT, {"response_format": {"type": "json_object"}, "n": 2, "logprobs": True}),
         (CHAT, {"continue_final_message": True, "add_generation_prompt": False}),
@@ -60,6 +62,7 @@ def test_what_shapes_no_more_than_the_prompt_or_the_answer_may(
         (CHAT, {"chat_template_kwargs": {"chat_template": "x"}}, "brings a template"),
         (RESPONSE, {"chat_template_kwargs": {"chat_template": "x"}}, "brings a template"),
         (CHAT, {"kv_transfer_params": {}}, "says itself what is transferred"),
+        (MESSAGES, {"kv_transfer_params": {}}, "says itself what is transferred"),
         (COMPLETION, {"prompt": [1, 2]}, "has no single text"),
         (COMPLETION, {"prompt": ["a", "b"]}, "has no single text"),
         (RESPONSE, {"truncation": "auto"}, "may be cut"),

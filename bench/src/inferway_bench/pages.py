@@ -125,7 +125,7 @@ _SERVED = (*_DATA_PLANE, *_CHOICE, f"{_SRC}/fleet", f"{_SRC}/kv")
 # The file in docs/results, without its suffix -> the folders and files whose change can change it.
 MEASURED: dict[str, tuple[str, ...]] = {
     "busy_holder": (*_CHOICE, f"{_SRC}/http/forward.py"),
-    "chaos": (f"{_SRC}/http", f"{_SRC}/upstream", f"{_SRC}/workers", *_INDEX),
+    "chaos": (f"{_SRC}/http", f"{_SRC}/upstream", f"{_SRC}/cluster", *_INDEX),
     "compatibility": (*_PROMPTS, *_INDEX),
     "continued": (f"{_SRC}/http", f"{_SRC}/openai_api", f"{_SRC}/routing"),
     "dataplane": _DATA_PLANE,
@@ -140,7 +140,7 @@ MEASURED: dict[str, tuple[str, ...]] = {
     "peers_real": _SERVED,
     "policies": _SIMULATED,
     "policies_fleet": _SIMULATED,
-    "policies_fleet_gateways": (*_SIMULATED, f"{_SRC}/replicas", f"{_SRC}/workers"),
+    "policies_fleet_gateways": (*_SIMULATED, f"{_SRC}/cluster"),
     "policies_hybrid": (
         *_SIMULATED,
         "src/inferway_sim/kv_groups",
@@ -148,7 +148,7 @@ MEASURED: dict[str, tuple[str, ...]] = {
     ),
     "prompts": _PROMPTS,
     "resources": (f"{_SRC}/http", f"{_SRC}/upstream"),
-    "scale": (*_INDEX, f"{_SRC}/fleet", f"{_SRC}/workers"),
+    "scale": (*_INDEX, f"{_SRC}/fleet", f"{_SRC}/cluster"),
     "soak": _SERVED,
     "structured": ("structured/src",),
     "validate": (*_SIMULATED, "src/inferway_sim"),

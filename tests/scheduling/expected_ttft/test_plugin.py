@@ -327,6 +327,8 @@ def test_errors_are_counted_by_engine() -> None:
     world.serve(100, every=0.5)
 
     first, second = world.plugin.learning.accuracy
+    first.settle()
+    second.settle()
     assert sum(first.counts) + sum(second.counts) == 100
     assert (first.total + second.total) / 100 == pytest.approx(1.0, abs=0.1)
 
