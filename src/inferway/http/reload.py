@@ -59,9 +59,11 @@ class Reloading:
                 counts["refused"] += 1
                 log.error("the settings were not reloaded, and all stays as it was: %s", e)
                 return
+            old = self.settings
             for step in steps:
                 await step()
             counts["done"] += 1
+            _tell(old, new)
 
     def prepare(self, new: ServeSettings) -> Apply:
         """Return what goes on with these settings. Raises ConfigError if they cannot hold; nothing
@@ -90,14 +92,18 @@ class Reloading:
         auth.control.set_settings(new.flow)
         if new.engines != old.engines:
             await self.relist(new.engines)
-        log.info("the settings were reloaded: engines, keys, limits, timeouts, certificates")
-        later = [
-            name
-            for name in ServeSettings.__struct_fields__
-            if name not in _TAKEN and getattr(new, name) != getattr(old, name)
-        ]
-        if later:
-            log.warning(
-                "the settings were reloaded, but for what needs a restart: %s",
-                ", ".join(later),
-            )
+
+
+def _tell(old: ServeSettings, new: ServeSettings) -> None:
+    """Tell what was done: here, and not by each of several processes."""
+    log.info("the settings were reloaded: engines, keys, limits, timeouts, certificates")
+    later = [
+        name
+        for name in ServeSettings.__struct_fields__
+        if name not in _TAKEN and getattr(new, name) != getattr(old, name)
+    ]
+    if later:
+        log.warning(
+            "the settings were reloaded, but for what needs a restart: %s",
+            ", ".join(later),
+        )
