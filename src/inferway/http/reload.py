@@ -19,6 +19,7 @@ from inferway.config import EngineSettings, ServeSettings
 from inferway.config.setting import RELOADED, settings_of
 from inferway.errors import ConfigError
 from inferway.http.auth import Auth, Keys, read_keys
+from inferway.http.listening import limits_of
 from inferway.http.server import HttpServer
 from inferway.upstream.pool import Pool
 
@@ -84,11 +85,11 @@ class Reloading:
         auth.admin_key, auth.callers = keys
         auth.failover.retries.set_settings(new.retries)
         auth.failover.standing.set_settings(new.ejection)
-        for server in self.servers:
-            server.limits, server.timeouts = new.limits, new.timeouts
-        self.pool.timeouts = new.timeouts
         taken = {name: getattr(new, name) for name in _TAKEN}
         self.settings = msgspec.structs.replace(old, **taken)
+        for server in self.servers:
+            server.hold_to(limits_of(self.settings), new.timeouts)
+        self.pool.timeouts = new.timeouts
         auth.control.set_settings(new.flow)
         if new.engines != old.engines:
             await self.relist(new.engines)
