@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import resource
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from inferway.fleet.fleet import Fleet
 from inferway.fleet.shared_places import SharedPlaces
 from inferway.http.cors import Cors
 from inferway.http.hub import asking_hub, awaiting_hub, from_workers
-from inferway.http.listening import UNIX, certificate_of, within_file_limit
+from inferway.http.listening import UNIX, certificate_of, limits_of
 from inferway.http.message import Request
 from inferway.http.reload import Apply
 from inferway.http.routes import Routes
@@ -87,9 +86,7 @@ class Servers:
         self.public: HttpServer | None = None
         self.admin: HttpServer | None = None
         self.certificate = certificate_of(settings)
-        num_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        num_ports = 1 if settings.admin_port is None else 2
-        self._limits = within_file_limit(settings.limits, num_files, num_ports)
+        self._limits = limits_of(settings)
         self._settings = settings
         self._process = process
         self._tap = tap

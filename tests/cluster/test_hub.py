@@ -106,6 +106,7 @@ def test_a_reload_is_taken_by_all_or_none(tmp_path_factory: pytest.TempPathFacto
         wait_until(lambda: found.chat("a" * 1000).status == 413, "the limit holds")
         first = found.chat("a" * 1000)
         assert found.by_another(first, "a" * 1000).status == 413
+        assert found.gateway.log_text().count("the settings were reloaded:") == 1
 
         settings.write_text("limits: {body_bytes: -1}\n")
         os.kill(found.gateway.pid, signal.SIGHUP)
@@ -128,7 +129,10 @@ def test_workers_go_on_for_a_while_without_their_hub(
         )
 
         assert found.chat(LONG).status == 200
-        assert client.get(f"{found.url}/ready").status == 503
+        refused = client.get(f"{found.url}/ready")
+        assert refused.status == 503
+        assert refused.json["error"]["message"].startswith("this path is answered by the gateway's")
+        assert "hub.sock" not in refused.json["error"]["message"]
         wait_until(lambda: not any(map(is_there, workers)), "the workers end")
 
 

@@ -113,6 +113,7 @@ def test_what_cannot_be_is_refused_and_changes_nothing(told: bytes, reason: str,
     assert says in str(caught.value)
     assert gateway.believes(1.0) == before
     assert not gateway.peers[1].is_there
+    assert [gateway.peers[1].state(at) for at in (1.1, 9.0)] == ["refused", "silent"]
 
 
 @pytest.mark.parametrize(("told", "says"), LEFT_OUT)
@@ -253,6 +254,7 @@ def test_of_a_peer_that_floods_no_more_is_heard_than_its_share() -> None:
     gateway.hear(1, payload(int(MOST_MESSAGES) + 2), 5.1)
 
     assert caught.value.reason == "too-much"
+    assert "1000 messages, or 8388608 bytes, a second" in str(caught.value)
 
 
 def test_a_peer_has_no_more_requests_that_wait_than_there_is_room_for() -> None:

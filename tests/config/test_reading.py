@@ -76,6 +76,7 @@ def test_flags_change_single_settings_of_a_model_in_the_file(tmp_path: Path) -> 
         ("engines: []", "no engine: give at least one URL"),
         ("engines: [{url: 'h:1'}]", "engine 'h:1': expected http://HOST:PORT"),
         ("engines: [{url: 'http://[h:1'}]", "engine 'http://[h:1': expected http://HOST:PORT"),
+        ("engines: [{url: 'http://h 1'}]", "engine 'http://h 1': expected http://HOST:PORT"),
         ("engines: [{url: 'http://h:0'}]", "engine 'http://h:0': expected http://HOST:PORT"),
         ("engines: [{url: 'http://me:pw@h:1'}]", "'http://me:***@h:1': expected no user"),
         ("engines: [{url: 'ftp://me:pw@h:1'}]", "engine 'ftp://me:***@h:1': expected http://HOST"),

@@ -243,4 +243,5 @@ def test_the_service_starts_what_there_is_and_gives_answers_their_time() -> None
 
     assert Path(program).name == "inferway"
     assert told.timeouts.drain < int(unit()["TimeoutStopSec"])
+    assert unit()["KillMode"] == "mixed"  # not each worker too, whose second signal cuts answers
     assert told.state_dir == f"/var/lib/{unit()['StateDirectory']}"

@@ -17,6 +17,7 @@ from tests.http.clients import echo, get, post
 from tests.http.test_malformed import CHUNKED, REFUSED
 from tests.upstream.engines import CHUNKED_HEAD, LAST_CHUNK, chunk, in_loop
 
+from inferway.config import LimitSettings, TimeoutSettings
 from inferway.errors import UpstreamError
 from inferway.http.connection import ClientConnection
 from inferway.http.headers import request_lines
@@ -262,6 +263,21 @@ async def test_a_head_that_comes_again_is_not_parsed_again() -> None:
     assert known is not None
     assert len(server.heads) == 1
     assert wire.written.endswith(b"POST /v1/chat/completions and more")
+    connection.connection_lost(None)
+    await server.stop(0)
+
+
+@in_loop
+async def test_a_body_behind_a_head_that_is_known_has_the_limit_that_was_reloaded() -> None:
+    server, wire = HttpServer(echo), Wire()
+    await server.start()
+    connection = ClientConnection(server)
+    connection.connection_made(cast(asyncio.Transport, wire))
+    connection.data_received(post(b"hello"))
+    server.hold_to(LimitSettings(body_bytes=4), TimeoutSettings())
+    connection.data_received(post(b"other"))
+
+    assert b"HTTP/1.1 413 " in wire.written
     connection.connection_lost(None)
     await server.stop(0)
 

@@ -217,6 +217,15 @@ async def test_bodies_are_refused_above_what_all_may_take() -> None:
         await wait_until(lambda: server.bodies.held == 0)
 
 
+@in_loop
+async def test_what_all_bodies_may_take_is_as_the_settings_say_now() -> None:
+    gate = Gate()
+    async with serving(gate) as server, connected(server) as client:
+        server.hold_to(LimitSettings(bodies_bytes=100_000), server.timeouts)
+
+        assert (await client.ask(post(b"x" * 200_000))).status == 429
+
+
 @pytest.mark.parametrize(("num_files", "most"), [(100, 50), (1, 1), (40, 20), (50, 20), (-1, 20)])
 def test_clients_take_half_of_the_files_that_may_be_open(num_files: int, most: int) -> None:
     limits = LimitSettings(connections=20)

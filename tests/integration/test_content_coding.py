@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import resource
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -85,6 +86,18 @@ async def test_a_limit_of_bodies_that_is_reloaded_holds_for_decoded_ones() -> No
         )
 
     assert (status, engine.seen) == (413, [])
+
+
+async def test_limits_that_are_reloaded_leave_engines_half_of_the_files() -> None:
+    async with in_front_of(Recorder()) as front:
+        gateway, (soft, hard) = front.gateway, resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (400, hard))
+        try:
+            await gateway.reload(lambda: gateway.settings)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+        assert [server.limits.connections for server in gateway.reloading.servers] == [200]
 
 
 @pytest.mark.parametrize("coding", ["gzip", "deflate", "zstd", "br"])

@@ -12,6 +12,7 @@ import openai
 import pytest
 from tests.integration.conftest import LONG, Fleet, StartFleet, simulated, until
 
+from inferway.routing.continuing import MOST_BODY_BYTES
 from inferway_sim.config import LatencyModel
 from inferway_sim.engine import SimulatedEngine
 from inferway_sim.replies import RECITED
@@ -127,6 +128,21 @@ async def test_the_rest_comes_from_another_engine(
     assert sum(line.startswith(b": x-inferway-continued engine=") for line in lines) == len(lost)
     assert await fleet.metric("inferway_continued_streams_total", outcome="ok") == len(lost)
     assert await fleet.metric("inferway_kept_stream_bytes") == 0
+
+
+async def test_a_rest_that_is_too_large_to_be_kept_follows_what_the_client_has(
+    start_fleet: StartFleet,
+) -> None:
+    fleet = await reciting(start_fleet)
+    undisturbed = await whole(fleet, CHAT)
+    body = {"model": "smollm2", **MESSAGE, "max_tokens": TOKENS, "stream": True, "user": ""}
+    user = "u" * (MOST_BODY_BYTES - len(json.dumps(body)) - 20)  # its rest has more than the most
+
+    lines = await whole(fleet, CHAT, (60,), user=user)
+
+    assert text_of(lines) == text_of(undisturbed) != ""
+    assert len({each["id"] for each in told(lines)}) == 1
+    assert await fleet.metric("inferway_continued_streams_total", outcome="ok") == 1
 
 
 async def test_an_engine_that_says_messages_back_goes_on(start_fleet: StartFleet) -> None:

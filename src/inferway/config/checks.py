@@ -220,7 +220,8 @@ def _check_url(url: str) -> None:
     shown = without_password(url)
     try:
         parts = urlsplit(url)
-        is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        is_http = parts.scheme in ("http", "https") and parts.port != 0
+        is_url = is_http and _HOST_NAME.fullmatch(parts.hostname or "") is not None
     except ValueError:
         is_url = False
     if not is_url:
@@ -238,6 +239,7 @@ def _check_url(url: str) -> None:
 
 _PREFIX = re.compile(r"(?:/(?!\.{1,2}(?:/|$))[\w.~!$&'()*+,;=:@%-]+)*/?", re.ASCII)
 _ADDRESS = re.compile(r"[\w.-]+:\d+")  # HOST:PORT
+_HOST_NAME = re.compile(r"[\w.:%~-]+")  # or an address, maybe with a zone
 
 
 def _cure(text: str) -> str:

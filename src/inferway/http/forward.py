@@ -270,7 +270,8 @@ class Forwarding(msgspec.Struct, eq=False):
             chunk = self._first(chunk)
             if not self._begun:
                 return
-            self._takes = self._journey.further_pieces()
+            if self._rest is None:  # else they are put behind what the client has
+                self._takes = self._journey.further_pieces()
         journey = self._journey
         chunk = journey.on_chunk(chunk)
         if journey.is_cut_off:

@@ -26,6 +26,7 @@ _PATHS = frozenset(
     {"/", "/metrics", "/ready", "/query", "/score_completions", "/score_chat_completions", *LORA}
 )
 _PREFIXES = ("/admin/", "/page/")
+_AWAY = "this path is answered by the gateway's hub, which is away; the gateway's log says why"
 
 
 def is_for_hub(path: str) -> bool:
@@ -99,12 +100,11 @@ class _HubAnswer:
         self._responder.end(chunk)
 
     def on_error(self, error: InferwayError) -> None:
+        del error  # it takes the hub for an engine, and names a file of ours to any client
         if self._responder.started:
             self._responder.abort()
         else:
-            self._responder.send_error(
-                HubAwayError(f"this path is answered by the gateway's hub, which is away: {error}")
-            )
+            self._responder.send_error(HubAwayError(_AWAY))
 
     # http.ends.BodySource
 

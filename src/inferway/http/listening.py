@@ -143,6 +143,12 @@ def within_file_limit(limits: LimitSettings, num_files: int, num_ports: int = 1)
     return msgspec.structs.replace(limits, connections=most)
 
 
+def limits_of(settings: ServeSettings) -> LimitSettings:
+    """Return the limits of each port, within the files that this process may open now."""
+    num_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return within_file_limit(settings.limits, num_files, 1 if settings.admin_port is None else 2)
+
+
 def raise_file_limit() -> None:
     """Shells give 1,024 descriptors out of habit, for select(2); a request takes two."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

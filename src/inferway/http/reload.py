@@ -19,6 +19,7 @@ from inferway.config import EngineSettings, ServeSettings
 from inferway.config.setting import RELOADED, settings_of
 from inferway.errors import ConfigError
 from inferway.http.auth import Auth, Keys, read_keys
+from inferway.http.listening import limits_of
 from inferway.http.server import HttpServer
 from inferway.upstream.pool import Pool
 
@@ -59,9 +60,11 @@ class Reloading:
                 counts["refused"] += 1
                 log.error("the settings were not reloaded, and all stays as it was: %s", e)
                 return
+            old = self.settings
             for step in steps:
                 await step()
             counts["done"] += 1
+            _tell(old, new)
 
     def prepare(self, new: ServeSettings) -> Apply:
         """Return what goes on with these settings. Raises ConfigError if they cannot hold; nothing
@@ -82,22 +85,26 @@ class Reloading:
         auth.admin_key, auth.callers = keys
         auth.failover.retries.set_settings(new.retries)
         auth.failover.standing.set_settings(new.ejection)
-        for server in self.servers:
-            server.limits, server.timeouts = new.limits, new.timeouts
-        self.pool.timeouts = new.timeouts
         taken = {name: getattr(new, name) for name in _TAKEN}
         self.settings = msgspec.structs.replace(old, **taken)
+        for server in self.servers:
+            server.hold_to(limits_of(self.settings), new.timeouts)
+        self.pool.timeouts = new.timeouts
         auth.control.set_settings(new.flow)
         if new.engines != old.engines:
             await self.relist(new.engines)
-        log.info("the settings were reloaded: engines, keys, limits, timeouts, certificates")
-        later = [
-            name
-            for name in ServeSettings.__struct_fields__
-            if name not in _TAKEN and getattr(new, name) != getattr(old, name)
-        ]
-        if later:
-            log.warning(
-                "the settings were reloaded, but for what needs a restart: %s",
-                ", ".join(later),
-            )
+
+
+def _tell(old: ServeSettings, new: ServeSettings) -> None:
+    """Tell what was done: here, and not by each of several processes."""
+    log.info("the settings were reloaded: engines, keys, limits, timeouts, certificates")
+    later = [
+        name
+        for name in ServeSettings.__struct_fields__
+        if name not in _TAKEN and getattr(new, name) != getattr(old, name)
+    ]
+    if later:
+        log.warning(
+            "the settings were reloaded, but for what needs a restart: %s",
+            ", ".join(later),
+        )

@@ -60,7 +60,6 @@ class RequestReader:
         "_headers",
         "_key",
         "_length",
-        "_most_known",
         "_parser",
         "_partial",
         "_read",
@@ -87,7 +86,6 @@ class RequestReader:
         self._first = False  # it began with the request that is being parsed
         self._again = b""  # a head whose upgrade is ignored
         self._key = b""  # of the head that is being parsed, if it may be known from then on
-        self._most_known = min(SMALL_BODY_BYTES, server.limits.body_bytes)
         self.behind: bytes | None = None  # what has come behind a head whose upgrade is not
         self._expects = False
         self.on_message_begin()
@@ -99,11 +97,12 @@ class RequestReader:
         if self.receiving:
             return False
         known, key, end = self._server.heads.find(data)
-        if known is None or len(data) - end > self._most_known:
+        size = len(data) - end
+        if known is None or size > SMALL_BODY_BYTES or size > self._server.limits.body_bytes:
             self._key = key
             return False
         bodies = self._bodies
-        bodies.held += len(data) - end
+        bodies.held += size
         self.complete.append(
             Request(
                 *(known.method, known.target, known.path, known.query, time.perf_counter()),

@@ -164,6 +164,11 @@ class HttpServer:
         """The URL of this server, as a client writes it."""
         return self._listener.url
 
+    def hold_to(self, limits: LimitSettings, timeouts: TimeoutSettings) -> None:
+        """Hold clients to these from now on."""
+        self.limits, self.timeouts = limits, timeouts
+        self.bodies.limit = limits.bodies_bytes
+
     def check_tls(self) -> None:
         """Raises ConfigError if the certificate in its files cannot be used."""
         if self._certificate is not None:

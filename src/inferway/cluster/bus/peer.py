@@ -121,7 +121,8 @@ class Peer:
         self._bytes = min(self._bytes + passed * MOST_MESSAGE_BYTES, MOST_MESSAGE_BYTES)
         if self._messages < 1.0 or self._bytes < num_bytes:
             raise PeerMessageError(
-                f"more than {MOST_MESSAGES:g} messages, or {MOST_MESSAGE_BYTES:g} bytes, a second",
+                f"more than {MOST_MESSAGES:.0f} messages, or {MOST_MESSAGE_BYTES:.0f} bytes, a"
+                " second",
                 reason="too-much",
             )
         self._messages -= 1.0
@@ -130,6 +131,12 @@ class Peer:
     def is_silent(self, now: float) -> bool:
         """Return whether it was there, and is silent for too long."""
         return self.heard is not None and now - self.heard > SILENT_SECONDS
+
+    def state(self, now: float) -> str:
+        """Return what operators see of it."""
+        if self.is_there:
+            return "heard"
+        return "refused" if now - self.last <= SILENT_SECONDS else "silent"
 
     def gone(self, now: float) -> None:
         """Forget all that it has told."""

@@ -160,7 +160,7 @@ class Replicas:
                 {
                     "name": peer.name,
                     "address": peer.address,
-                    "state": "heard" if peer.is_there else "silent",
+                    "state": peer.state(now),
                     "age_seconds": round(now - peer.last, 3),
                     "requests": int(peer.requests),
                     "waiting": peer.num_waiting,
