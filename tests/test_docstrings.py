@@ -16,7 +16,7 @@ PACKAGES = (ROOT / "src", ROOT / "structured" / "src", ROOT / "bench" / "src")
 
 # What is not yet held to the rule. An entry whose docstrings all pass fails the test as well.
 NOT_YET = (
-    *(f"src/inferway/{room}/" for room in ("cluster", "doctor", "fleet", "openai_api", "prompts")),
+    *(f"src/inferway/{room}/" for room in ("cluster", "doctor", "openai_api", "prompts")),
     "bench/src/",
 )
 
@@ -31,13 +31,13 @@ RELATIVE = "as how that what when where which who whose"
 # is missing here fails the test: say what it does with one of these, or add the verb.
 IMPERATIVES = """
     Accept Add Answer Apply Ask Begin Believe Bind Block Book Break Build Call Cancel Check
-    Close Compare Compile Complete Compute Connect Count Cut Decide Decode Decorate Discard Do
-    Drain Drop Encode End Enter Examine Extend Fail Fill Find Follow Forget Free Get Give Go
-    Hand Handle Hash Have Hold Import Install Judge Keep Kill Learn Leave Let Listen Load Log
-    Look Make Measure Move Name Note Open Overwrite Parse Prepare Print Publish Put Queue Raise
-    Read Record Register Release Remember Remove Render Reset Respell Return Route Run Say Send
-    Serve Settle Show Sleep Spend Stand Start Stop Store Stream Take Tell Trouble Try Verify
-    Wait Wake Write Yield
+    Close Compare Compile Complete Compute Connect Count Cut Decide Decode Decorate Derive
+    Discard Do Drain Drop Encode End Enter Examine Extend Fail Fill Find Follow Forget Free Get
+    Give Go Hand Handle Hash Have Hold Import Install Judge Keep Kill Learn Leave Let Listen
+    Load Lock Log Look Make Measure Move Name Note Open Overwrite Parse Prepare Print Publish
+    Put Queue Raise Read Record Register Release Remember Remove Render Reset Respell Return
+    Route Run Say Send Serve Settle Show Sleep Spend Stand Start Stop Store Stream Take Tell
+    Trouble Try Verify Wait Wake Warn Write Yield
 """
 FINITE = """
     are asked asks becomes begins can cannot comes costs does ended fits gets gives goes had
