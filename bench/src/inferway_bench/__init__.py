@@ -1,1 +1,1 @@
-"""How we know: trace or load in, measurements out, a report that says where they came from."""
+"""Benchmarks: trace or load in, measurements out, a report that says where they came from."""

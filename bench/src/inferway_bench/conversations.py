@@ -59,21 +59,21 @@ class BodyTemplate:
 
 
 def chat_of_8k_tokens(model: str) -> list[BodyTemplate]:
-    """Each conversation with twelve different last turns, about 36 kB a body."""
+    """Return each conversation with twelve different last turns, about 36 kB a body."""
     pairs = zip(cycle(_sample().sessions), _sample().questions, strict=False)
     return [_template(model, session, question) for session, question in pairs]
 
 
 def short_chat(model: str, *, stream: bool = False) -> list[BodyTemplate]:
-    """A system prompt and one question: 0.7 kB of JSON, as small chats are."""
+    """Return chats of a system prompt and one question: 0.7 kB of JSON, as small chats are."""
     history = [{"role": "system", "content": SHOP_RULES}]
     more = {"stream": True} if stream else {}
     return [_template(model, history, question, **more) for question in _sample().questions]
 
 
 def sessions_without_last_turn(model: str) -> list[bytes]:
-    """Each conversation as a chat body that ends before the last turns of `chat_of_8k_tokens`:
-    their tokens are what an engine has cached when the next turn arrives."""
+    """Return each conversation as a chat body that ends before the last turns of
+    `chat_of_8k_tokens`: an engine has cached its tokens when the next turn arrives."""
     return [_encode(model, session) for session in _sample().sessions]
 
 
@@ -109,7 +109,7 @@ class EnginePrompts:
         return self._token_ids(body, add_generation_prompt=True)
 
     def cached_token_ids(self, body: bytes) -> list[int]:
-        """As `token_ids`, for a chat that will go on: without the generation prompt."""
+        """Return the ids that `token_ids` does, without those of the generation prompt."""
         return self._token_ids(body, add_generation_prompt=False)
 
     def _token_ids(self, body: bytes, *, add_generation_prompt: bool) -> list[int]:

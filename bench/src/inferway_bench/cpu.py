@@ -39,7 +39,7 @@ def parse_stat(text: str) -> ProcessStat:
 
 
 def process_tree(root: int, proc: Path = Path("/proc")) -> list[ProcessStat]:
-    """`root` and all its living descendants. Raises ProcessLookupError when `root` is gone."""
+    """Return `root` and all its living descendants. Raises ProcessLookupError if `root` is gone."""
     children: dict[int, list[ProcessStat]] = {}
     by_pid: dict[int, ProcessStat] = {}
     for stat in _all_processes(proc):
@@ -54,12 +54,12 @@ def process_tree(root: int, proc: Path = Path("/proc")) -> list[ProcessStat]:
 
 
 def cpu_seconds(root: int, proc: Path = Path("/proc")) -> float:
-    """User and system time that the tree of `root` has used so far, in seconds."""
+    """Return the user and system time that the tree of `root` has used so far, in seconds."""
     return sum(stat.cpu_seconds for stat in process_tree(root, proc))
 
 
 def resident_bytes(root: int, proc: Path = Path("/proc")) -> int:
-    """Resident memory of the tree of `root`; pages that processes share count for each."""
+    """Return the resident memory of the tree of `root`; shared pages count for each process."""
     return sum(stat.resident_bytes for stat in process_tree(root, proc))
 
 

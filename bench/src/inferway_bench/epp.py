@@ -45,7 +45,7 @@ Figures = Mapping[str, list[float]]  # "cpu_us" and "messages" of a request, by 
 
 
 class EppPlan(msgspec.Struct, frozen=True):
-    """How long and how often the picker is loaded."""
+    """The durations and repeats of the load on the picker."""
 
     connections: Annotated[
         int,

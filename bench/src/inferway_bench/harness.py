@@ -1,8 +1,8 @@
-"""From a benchmark to its command: its plan makes the flags, its rows make everything else.
+"""The command of a benchmark: the plan gives its flags, the rows give everything that it shows.
 
-A benchmark is one file. It has a plan, a function that measures and returns `Findings`, and what is
-shown of them: tables and a chart. Its command writes JSON, tables, pictures and pages
-and compares runs; all of that is here.
+A benchmark is one file. It has a plan, a function that measures and returns `Findings`, and tables
+and a chart that show them. Its command writes JSON, tables, pictures and pages and compares runs;
+all of that is here.
 
     class RoutePlan(msgspec.Struct, frozen=True):
         repeats: Annotated[int, flag("Load each router this number of times.", ge=1)] = 7

@@ -1,4 +1,4 @@
-"""What a result was measured on: without it a number cannot be compared with another."""
+"""The machine that a result was measured on: without it two numbers cannot be compared."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Machine(msgspec.Struct, frozen=True):
 
     @property
     def is_busy(self) -> bool:
-        """Whether somebody else was at work before anything was started."""
+        """True if the machine had other load before anything was started."""
         return self.load_before > _QUIET_LOAD
 
 
@@ -103,7 +103,7 @@ def take_yardstick() -> float:
 
 
 def vllm_dtype(cpuinfo: str) -> str:
-    """The `--dtype` with which vLLM computes soonest on the CPU that /proc/cpuinfo shows. Without
+    """Return the `--dtype` that is fastest for vLLM on the CPU that /proc/cpuinfo shows. Without
     AVX-512 an x86 has to take bfloat16 apart: 26 ms a prompt token of SmolLM2-135M on a core of
     Zen 3, 5 ms with float32 (vLLM 0.32, torch 2.13, 2026-11-22)."""
     flags = _of_first_cpu(cpuinfo, "flags")

@@ -95,7 +95,7 @@ def _commands(benchmarks: Sequence[Benchmark[Any]], stored: set[str]) -> Iterato
 
 
 def replaced(document: str, benchmark: str, text: str, path: Path) -> str:
-    """The document with `text` between the marks of `benchmark`.
+    """Return the document with `text` between the marks of `benchmark`.
 
     Raises BenchError when it has no marks; `path` is where it lies.
     """
@@ -108,7 +108,7 @@ def replaced(document: str, benchmark: str, text: str, path: Path) -> str:
 
 
 def marks(benchmark: str) -> tuple[str, str]:
-    """The lines before and behind what `inferway bench BENCHMARK` writes."""
+    """Return the lines before and behind the text that `inferway bench BENCHMARK` writes."""
     name = f"inferway bench {benchmark} -->"
     return f"<!-- begin: {name}", f"<!-- end: {name}"
 
@@ -158,7 +158,7 @@ MEASURED: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Age:
-    """Of one stored result. `commits`: None if the history does not say."""
+    """The age of one stored result. `commits`: None if the history does not say."""
 
     name: str
     date: str  # UTC

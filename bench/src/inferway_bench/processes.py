@@ -90,14 +90,14 @@ def answers(url: str, body: bytes | None = None) -> bool:
 
 
 def get(url: str) -> bytes:
-    """The body of a 2xx. Raises OSError when nobody listens, BenchError for another status."""
+    """Return the body of a 2xx. Raises OSError if nobody listens, BenchError for other statuses."""
     return request(url)[0]
 
 
 def request(
     url: str, body: bytes | None = None, seconds: float = 10
 ) -> tuple[bytes, Mapping[str, str]]:
-    """Body and headers (names in lower case) of a GET, or of a POST of JSON.
+    """Return body and headers (names in lower case) of a GET, or of a POST of JSON.
 
     Raises OSError when nobody listens, BenchError for a status that is not 2xx.
     """
@@ -111,7 +111,7 @@ def request(
 
 
 def free_port() -> int:
-    """A port that was free a moment ago, for programs that cannot bind port 0 and tell."""
+    """Return a port that was free just now, for programs that cannot bind port 0 and tell."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -123,7 +123,7 @@ def _environment() -> dict[str, str]:
 
 
 def with_sources() -> dict[str, str]:
-    """The environment of a Python that need not have our packages installed."""
+    """Return the environment of a Python that need not have our packages installed."""
     packages = ("inferway", "inferway_structured", "inferway_bench")
     files = (find_spec(name) for name in packages)
     folders = dict.fromkeys(str(Path(str(one.origin)).parents[1]) for one in files if one)

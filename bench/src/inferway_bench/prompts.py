@@ -51,7 +51,7 @@ Given = dict[str, list[Mapping[str, Any]]]  # system -> its answers to the same 
 
 
 class PromptsPlan(msgspec.Struct, frozen=True):
-    """How often each thing is measured, and how large it is."""
+    """The numbers of measurements, and the sizes of prompts."""
 
     repeats: Annotated[int, flag("Measure each kind of chat this number of times.", ge=1)] = 21
     fresh_processes: int = 9

@@ -55,7 +55,7 @@ _LOOKUPS = "vllm_router_kv_placement_lookups_total"
 
 @dataclass(frozen=True, slots=True)
 class EngineAddress:
-    """Where an engine listens, and where it publishes its KV events (tcp://127.0.0.1:PORT)."""
+    """The URL of an engine, and the address of its KV events (tcp://127.0.0.1:PORT)."""
 
     url: str
     events: str
@@ -63,7 +63,7 @@ class EngineAddress:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What a router gets told: its ports, its engines, a directory for its files."""
+    """The arguments of a router: its ports, its engines, a directory for its files."""
 
     port: int
     metrics_port: int
@@ -74,7 +74,7 @@ class Place:
 
     @property
     def url(self) -> str:
-        """Where clients reach the router."""
+        """The URL where clients reach the router."""
         return f"http://127.0.0.1:{self.port}"
 
 
@@ -93,10 +93,10 @@ class Router(Protocol):
 
     @property
     def matches_events(self) -> bool:
-        """Whether it is expected to match prompts against the engines' KV events."""
+        """True if the router is expected to match prompts against the engines' KV events."""
 
     def command(self, place: Place) -> list[str]:
-        """The command that starts it."""
+        """Return the command that starts the router."""
 
     def is_ready(self, place: Place) -> bool:
         """Return whether it serves, and knows its engines as well as it is going to without
@@ -106,10 +106,10 @@ class Router(Protocol):
         """Send `body`, and return the share of it that the router says is cached, 0 to 1."""
 
     def counters(self, place: Place) -> Counters:
-        """Its own counters, as they stand now."""
+        """Return the router's own counters, as they stand now."""
 
     def evidence(self, counted: Counters) -> str:
-        """What it did with the requests between two readings, in the words of a footnote."""
+        """Return a footnote on what the router did with the requests between two readings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +258,7 @@ class RunningRouter:
 
     @property
     def url(self) -> str:
-        """Where clients reach it."""
+        """The URL where clients reach the running router."""
         return self.place.url
 
 
@@ -324,12 +324,12 @@ def is_known(engine: Mapping[str, Any]) -> bool:
 
 
 def since(before: Counters, after: Counters) -> Counters:
-    """What was counted between two readings; a counter that is new began at 0."""
+    """Return the counts between two readings; a counter that is new began at 0."""
     return {name: value - before.get(name, 0.0) for name, value in after.items()}
 
 
 def added(parts: Iterable[Counters]) -> Counters:
-    """The sums of what was counted in several parts."""
+    """Return the sums of the counts of several parts."""
     sums: Counter[str] = Counter()
     for part in parts:
         sums.update(part)
@@ -337,18 +337,18 @@ def added(parts: Iterable[Counters]) -> Counters:
 
 
 def read_metrics(text: str) -> Counters:
-    """The samples of a page in Prometheus' text format: value by 'name{labels}'."""
+    """Return the samples of a page in Prometheus' text format: value by 'name{labels}'."""
     lines = [line.rpartition(" ") for line in text.splitlines() if line and line[0] != "#"]
     return {name: float(value) for name, _, value in lines}
 
 
 def total(metrics: Counters, name: str) -> float:
-    """The sum of a metric over all its labels."""
+    """Return the sum of a metric over all its labels."""
     return sum(value for key, value in metrics.items() if key.partition("{")[0] == name)
 
 
 def by_label(metrics: Counters, name: str, label: str) -> dict[str, float]:
-    """The sums of a metric by the value of one of its labels."""
+    """Return the sums of a metric by the value of one of its labels."""
     found: dict[str, float] = {}
     for key, value in metrics.items():
         match = re.search(rf'[{{,]{label}="([^"]*)"', key)

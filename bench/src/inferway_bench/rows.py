@@ -1,5 +1,5 @@
-"""What a benchmark has found: rows of named values, of which tables, pictures, comparisons and
-stored results are made.
+"""Results of a benchmark: rows of named values, of which tables, pictures, comparisons and stored
+results are made.
 
 A stored run is JSON lines. The first says what ran on what; each further line is a `Row`.
 
@@ -69,7 +69,7 @@ class Row(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Findings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a benchmark returns when it has measured."""
+    """The results that a benchmark returns when it has measured."""
 
     rows: list[Row]
     about: list[str] = []  # sentences above the tables, in markdown
@@ -91,17 +91,17 @@ class Run(Findings, frozen=True, kw_only=True):
 
     @property
     def is_virtual(self) -> bool:
-        """Whether time is simulated, so that nothing that a machine does changes a figure."""
+        """True if time is simulated, so that nothing that a machine does changes a figure."""
         return self.times == "virtual"
 
     @property
     def is_of_machine(self) -> bool:
-        """Whether its times are those of the machine that the command ran on."""
+        """True if the times are those of the machine that the command ran on."""
         return self.times == "this machine"
 
     @property
     def is_quick(self) -> bool:
-        """Whether the run is only a look, and not a result."""
+        """True if the run is only a quick check, and not a result."""
         return "--quick" in self.command.split()
 
     @property

@@ -43,7 +43,7 @@ from inferway_sim.prepare import prepare_smollm2
 
 
 class ScalePlan(msgspec.Struct, frozen=True):
-    """What is measured, and the load that it is summed for."""
+    """The sizes that are measured, and the load for which costs are summed."""
 
     engines: Annotated[
         tuple[int, ...],
@@ -98,7 +98,7 @@ def measure(plan: ScalePlan, on_step: OnStep) -> Findings:
 
 
 class Once(NamedTuple):
-    """What does not depend on the number of engines. Costs are microseconds of CPU time."""
+    """The costs that do not depend on the number of engines, in microseconds of CPU time."""
 
     request_us: float  # carrying a request, and knowing its tokens
     scrape_us: float  # of an engine

@@ -67,7 +67,7 @@ _TIMED = 4_000  # events
 
 
 class Filling(msgspec.Struct, frozen=True):
-    """What each engine holds, and what is timed."""
+    """The blocks that each engine holds, and the decisions that are timed."""
 
     block_size: int
     blocks_held: int

@@ -1,5 +1,5 @@
-"""What repeated measurements say: quartiles, and how far a ratio or a mean can be trusted; how that
-is written: `value (low to high)` everywhere; and at which rate a mean doubles.
+"""Statistics of repeated measurements: quartiles, and how far a ratio or a mean can be trusted; the
+form in which they are written, `value (low to high)`; and the rate at which a mean doubles.
 
 Intervals are percentile bootstraps (Efron 1979): the data is drawn anew from itself many times,
 and the interval holds the middle 95 % of what comes out. The seed is fixed, so that a result can

@@ -43,7 +43,7 @@ TokenIdsOf = Callable[[bytes], list[int]]
 
 
 class Pace(msgspec.Struct, frozen=True):
-    """How many tokens a stream has, and the seconds between two steps."""
+    """The number of tokens of a stream, and the seconds between two steps."""
 
     tokens: int
     seconds: float

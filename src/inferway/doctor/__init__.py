@@ -1,1 +1,1 @@
-"""This machine, the hub and the engines -> findings, each with its evidence and its cure."""
+"""Findings about this machine, the hub and the engines, each with its evidence and its cure."""

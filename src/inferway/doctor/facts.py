@@ -1,4 +1,4 @@
-"""What was looked at, as it was found: `rules` judges it."""
+"""Facts as the doctor's checks found them; `rules` judges them."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class BreakersReport(msgspec.Struct, frozen=True):
 
 
 class EventsReport(msgspec.Struct, frozen=True):
-    """Whether a gateway follows the KV events of its engines, as /admin/engines says."""
+    """The answer of /admin/engines on whether a gateway follows its engines' KV events."""
 
     followed: bool = True
     why: str = ""  # not
@@ -140,10 +140,10 @@ class GatewayReport:
 
     @property
     def has_tools(self) -> bool:
-        """Whether requests with tools were seen."""
+        """True if requests with tools were seen."""
         return self.traffic is not None and self.traffic.conversations.with_tools > 0
 
     @property
     def has_inline_system(self) -> bool:
-        """Whether requests with system messages among the others were seen."""
+        """True if requests with system messages among the others were seen."""
         return self.traffic is not None and self.traffic.conversations.with_inline_system > 0

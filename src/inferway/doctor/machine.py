@@ -1,4 +1,4 @@
-"""This machine and the hub -> findings: interpreter, packages, cache directory, port."""
+"""Findings about this machine and the hub: interpreter, packages, cache directory, port."""
 
 from __future__ import annotations
 

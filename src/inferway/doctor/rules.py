@@ -1,4 +1,4 @@
-"""What engines and models have shown -> findings. None of the rules looks at anything itself.
+"""Findings from facts about engines and models. None of the rules gathers facts itself.
 
 A *fail* stops `inferway serve` or `inferway demo` from working; a *warn* costs cache hits or
 works with less. Both say the cure.

@@ -13,7 +13,7 @@ from inferway.prompts.renderer import Renderer, Rendering
 
 
 def sources(engines: Sequence[EngineReport]) -> dict[str, str]:
-    """Base model -> directory or hub id; adapters use their base model's tokenizer."""
+    """Return each base model's directory or hub id; adapters use their base model's tokenizer."""
     told = [engine.told for engine in engines if engine.told is not None]
     cards = [card for facts in told for card in facts.models if card.parent is None]
     return {card.name: card.root or card.name for card in cards}

@@ -1,5 +1,5 @@
-"""What a gateway has seen of its traffic -> findings: what goes by load, and what breaks the caches
-of conversations, agents' above all. The gateway looks at a sample, and keeps no text."""
+"""Findings about a gateway's traffic: requests that are routed by load, and changes that break the
+caches of conversations, agents' above all. The gateway looks at a sample, and keeps no text."""
 
 from __future__ import annotations
 

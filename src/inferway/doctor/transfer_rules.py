@@ -1,4 +1,4 @@
-"""How engines hand KV blocks to each other -> findings, both sides looked at together."""
+"""Findings about the transfer of KV blocks between engines, both sides judged together."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What we know of the engines, and how we learn it: discovery, load, KV events; I/O."""
+"""The state of the engines, and how it is learned: discovery, load, KV events. Does I/O."""

@@ -1,7 +1,7 @@
-"""What other gateways have on their way to our endpoints, and what we tell them of our own.
+"""Requests of other gateways in flight to our endpoints, and the counts of our own that they get.
 
-A peer's claims are numbers of its own: a new one takes the place of the old one, and what ends with
-the peer is what it has claimed. In the table all of them are added up.
+A peer's claims are its own counts: a new count replaces the old one, and when the peer ends, its
+claims are dropped. The table adds up the claims of all peers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from inferway.model import Column, HolderId
 
 
 class Count(NamedTuple):
-    """What is on its way to the endpoint of that name."""
+    """The requests and tokens in flight to the endpoint of that name."""
 
     endpoint: str
     requests: float
@@ -35,14 +35,14 @@ class _Claim:
 
 @dataclass(slots=True)
 class Claims:
-    """Those of one peer."""
+    """The counts that one peer claims, by endpoint."""
 
     table: EndpointTable
     _claims: dict[str, _Claim] = field(default_factory=dict)
 
     @property
     def requests(self) -> float:
-        """How many requests the peer has on their way."""
+        """The number of requests that the peer has in flight."""
         return sum([claim.requests for claim in self._claims.values()])
 
     def set(self, count: Count) -> None:
@@ -72,7 +72,7 @@ class Claims:
 
 
 class OwnCounts:
-    """What this gateway has on its way, in all its processes."""
+    """The counts of this gateway's requests in flight, in all its processes."""
 
     def __init__(self, table: EndpointTable) -> None:
         self._table = table

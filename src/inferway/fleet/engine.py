@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class ProofState(StrEnum):
-    """Whether an engine renders a model's prompts as we do."""
+    """The verdict on an engine: it renders a model's prompts as we do, or does not, or unproven."""
 
     AGREES = "agrees"
     DIFFERS = "differs"
@@ -77,11 +77,11 @@ class StreamView(Protocol):
 
     @property
     def cut_seen(self) -> Cut | None:
-        """How prompts are cut, as the engine's events show; None before the first."""
+        """The cut of prompts that the engine's events show; None before the first event."""
 
     @property
     def may_report(self) -> bool:
-        """Whether a report of what the engine reuses would tell something that is not known, and
+        """True if a report of what the engine reuses would tell something that is not known, and
         nothing wrong (`fleet.FullReporter`)."""
 
     def evidence(self) -> StreamEvidence:
@@ -142,7 +142,7 @@ class Engine:
 
     @property
     def cut(self) -> Cut | None:
-        """How prompts are cut for it: as its events show, else by its block size."""
+        """The cut of prompts for the engine: as its events show, else by its block size."""
         for stream in self.streams:
             if stream.cut_seen is not None:
                 return stream.cut_seen
@@ -150,8 +150,8 @@ class Engine:
 
     @property
     def cache_facts(self) -> CacheFacts:
-        """What the engine's events do not say of its KV caches: by hand, else as the engine told
-        or was seen. The same object as long as nothing has changed: every batch of events asks."""
+        """The facts of the engine's KV caches that its events lack: by hand, else as it told or was
+        seen. The same object as long as nothing has changed: every batch of events asks."""
         made_of = self._cache_facts_of
         if made_of is None or made_of[0] is not self.facts:
             self._cache_facts_of = (self.facts,)
@@ -209,12 +209,12 @@ class Engine:
 
     @property
     def kv_transfer(self) -> KvTransfer | None:
-        """How it hands KV blocks to others; None if it is not known to."""
+        """The way in which the engine hands KV blocks to others; None if it is not known to."""
         return self.endpoints[0].kv_transfer if self.endpoints else None
 
     @property
     def is_cut_off(self) -> bool:
-        """Whether the connection of one of its event streams is lost."""
+        """True if the connection of one of the engine's event streams is lost."""
         return any(stream.state is StreamState.STALE for stream in self.streams)
 
     @property
@@ -237,7 +237,7 @@ class Engine:
 
     @property
     def is_stalled(self) -> bool:
-        """Whether it is out because its core computes nothing: that its API answers is no news."""
+        """True if the engine is out because its core computes nothing, although its API answers."""
         return self.outage is not None and self.outage.kind is OutageKind.STALLED
 
     def take_over(
@@ -350,7 +350,7 @@ class Engine:
 
     @property
     def findings(self) -> list[str]:
-        """What it tells that cannot be used, in sentences with their cures."""
+        """The faults in what the engine tells, in sentences with their cures."""
         if self.facts is None:
             return []
         side_channel = side_channel_finding(self.settings, self.facts)

@@ -39,8 +39,8 @@ class StatusError(UpstreamError):
 
 
 class EngineClient:
-    """Asks engines. The first question opens it, in the loop that asks; `close` it there, and it
-    asks no more."""
+    """Sends requests to engines. The first request opens the client, in the loop that asks; `close`
+    it there, and it asks no more."""
 
     def __init__(
         self,
@@ -98,8 +98,8 @@ class EngineClient:
     async def post(
         self, url: str, path: str, body: bytes, headers: Headers, seconds: float
     ) -> tuple[int, bytes]:
-        """POST some JSON. Return status and body of the answer. Raises UpstreamTimeoutError for
-        none within `seconds`, UpstreamError for no connection."""
+        """Send JSON by POST, and return status and body of the answer. Raises UpstreamTimeoutError
+        for no answer within `seconds`, UpstreamError for no connection."""
         return await self._ask(url, "POST", path, [*headers, _JSON], body, seconds)
 
     async def _ask(

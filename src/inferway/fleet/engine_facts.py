@@ -1,4 +1,4 @@
-"""What an engine says of itself: models, KV-event sockets, block size.
+"""Facts that an engine tells of itself: models, KV-event sockets, block size.
 
     GET /version            of vLLM; others have no such path
     GET /v1/models          names, the model's directory or hub id, adapters and their parents
@@ -235,8 +235,8 @@ class _Cards(msgspec.Struct):
 
 
 def parse_models(raw: bytes) -> tuple[tuple[ModelCard, ...], tuple[str, ...]]:
-    """/v1/models -> (models, findings: which of them cannot be read). Raises NoEngineError for
-    anything else, and for more models than an engine has."""
+    """Return the models of /v1/models, and findings for those that cannot be read. Raises
+    NoEngineError for anything else, and for more models than an engine has."""
     try:
         raw_cards = msgspec.json.decode(raw, type=_Cards).data
     except UNREADABLE as e:
@@ -376,7 +376,7 @@ class FactsAge:
         return now - self.asked > (self.holds if self.has_worked else MOST_SECONDS)
 
     def told(self, asked: float, *, is_same: bool) -> None:
-        """It has told all, and the same as before or not."""
+        """Note that the engine has told all; `is_same`: the same as before."""
         if not is_same:
             self.holds = FIRST_SECONDS
         elif self.has_worked:

@@ -1,4 +1,4 @@
-"""Where an engine publishes its KV events."""
+"""The place where an engine publishes its KV events."""
 
 from __future__ import annotations
 

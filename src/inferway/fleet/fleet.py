@@ -102,7 +102,7 @@ class Fleet:
         self._changing = asyncio.Lock()
 
     async def start(self) -> None:
-        """Hear once of every engine, then go on watching them. Raises ConfigError."""
+        """Learn the state of every engine once, then follow them. Raises ConfigError."""
         await self.watch.start()
         with suppress(TimeoutError):  # what comes before tokenizers would go by load only
             async with asyncio.timeout(TOKENIZER_SECONDS):

@@ -84,7 +84,7 @@ class HandOverState(StrEnum):
 
 @dataclass(slots=True)
 class Progress:
-    """What has become of the warm prefixes of an engine that is drained."""
+    """The progress of moving the warm prefixes of an engine that is drained."""
 
     state: HandOverState
     why: str = ""
@@ -167,7 +167,7 @@ def why_none(director: Director, engine: Engine) -> str | None:
 
 @dataclass(slots=True)
 class HandOver:
-    """One engine's. `run` it once; `progress` is everybody's to read."""
+    """The hand-over of one engine's warm prefixes. `run` it once; any task may read `progress`."""
 
     engine: Engine
     director: Director

@@ -1,4 +1,4 @@
-"""How an engine hands KV blocks to others: what it tells, and what follows from it.
+"""Transfer of an engine's KV blocks to others: what it tells, and what follows from it.
 
     GET /server_info?config_format=json   of vLLM in its development mode, and of SGLang
     vllm:nixl_… in /metrics               vLLM has a NIXL connector: pull, if nobody says otherwise
@@ -53,7 +53,7 @@ PRODUCER, _CONSUMER, BOTH = "kv_producer", "kv_consumer", "kv_both"
 
 
 class KvTransferFacts(msgspec.Struct, frozen=True):
-    """What an engine tells of its connector. None, or empty: it has not told."""
+    """Facts that an engine tells of its KV connector. None, or empty: it has not told."""
 
     connector: KvConnector
     gives: bool = True

@@ -1,4 +1,4 @@
-"""When an engine that says nothing counts as lost. No I/O; times in seconds, by one clock.
+"""Limits after which a silent engine counts as lost. No I/O; times in seconds, by one clock.
 
 An engine is two programs: an API server, which answers, and a core, which computes. Each can stand
 still (a frozen process, a hung GPU, a node without power or network) while its connections stay
@@ -64,7 +64,7 @@ class Slowest:
 
 @dataclass(slots=True)
 class Liveness:
-    """What one engine has let us hear. Written by `watch.EngineWatch`."""
+    """The signs of life of one engine. Written by `watch.EngineWatch`."""
 
     answered: float | None = None  # its API, for the last time
     progressed: float | None = None  # its core, for the last time
@@ -82,7 +82,7 @@ class Liveness:
     pauses: Slowest = field(default_factory=Slowest)  # of its core
 
     def is_asked(self, now: float) -> None:
-        """Its API is asked something, and may owe an answer already."""
+        """Note that the engine's API is asked something; it may owe an answer already."""
         if self.asked is None:
             self.asked = now
 
@@ -93,48 +93,48 @@ class Liveness:
         self.answered = now
 
     def has_progressed(self, now: float, awake: float, *, generated: bool) -> None:
-        """Its core has computed something; `generated`: a token is part of it."""
+        """Note that the core has computed something; `generated`: a token is part of it."""
         if self.works and self.has_generated:
             self.pauses.note(now - self.quiet_since(awake), now)
         self.has_generated |= generated
         self.progressed = now
 
     def has_answered_try(self, now: float) -> None:
-        """Its core computes, whatever the others wait for: that is no pause of its own."""
+        """Note that the core has answered a try; the time before it is not counted as a pause."""
         self.has_generated, self.progressed = True, now
 
     def has_work(self, now: float, *, works: bool) -> None:
-        """Whether it has something to do that its core could go on with."""
+        """Note whether the engine has work that its core could go on with."""
         if not (works and self.works):
             self.rested = now
         self.works = works
 
     def comes(self, now: float) -> None:
-        """It may be another engine than before, which has not shown anything."""
+        """Reset the progress and the learned delays: the engine may be another process by now."""
         self.progressed, self.rested, self.has_generated = None, now, False
         self.answers, self.pauses = Slowest(), Slowest()
         self.expected = (0.0, 0.0)
 
     def has_told(self, load: Load, expected: float | None) -> None:
-        """It has told its load. `expected`: seconds that its prompts should take."""
+        """Note the load that the engine told. `expected`: seconds that its prompts should take."""
         self.load, self.expected = load, (expected or 0.0, self.expected[0])
 
     # how it is; `awake`: since when this process goes on
 
     def is_silent(self, now: float, awake: float) -> bool:
-        """Whether its API owes an answer for too long."""
+        """Return whether the engine's API has owed an answer for too long."""
         if self.asked is None:
             return False
         late = max(SILENT_SECONDS, _late(self.answers.seconds(now)))
         return now - max(self.asked, awake) > late
 
     def is_quiet(self, now: float, awake: float, expected: float | None) -> bool:
-        """Whether its core has not computed anything for so long that it is to be tried.
-        `expected`: seconds that what it has to compute should take; None: nobody knows."""
+        """Return whether the engine's core has computed nothing for so long that it is to be tried.
+        `expected`: seconds that what it has to compute should take; None: it is not known."""
         return now - self.quiet_since(awake) > self._patience(now, expected) / 2
 
     def is_stalled(self, now: float, awake: float, expected: float | None) -> bool:
-        """Whether its core has not computed anything for too long, the answer to a try included."""
+        """Return whether the core has computed nothing for too long, and not answered a try."""
         if self.tried is None:
             return False
         patience = self._patience(now, expected)

@@ -58,7 +58,7 @@ class RankLoad(msgspec.Struct, frozen=True):
 
 
 class Load(RankLoad, frozen=True):
-    """How busy an engine is: figures summed over its data-parallel ranks, or their mean."""
+    """The load of an engine: figures summed over its data-parallel ranks, or their mean."""
 
     adapters: Adapters = Adapters()  # vLLM tells them of all ranks together
     ranks: Mapping[int, RankLoad] = {}  # by number; empty if the engine does not tell them apart

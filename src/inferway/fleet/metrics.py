@@ -1,5 +1,5 @@
-"""What /metrics shows of the engines: their load, how it comes to be known, their event streams
-and what these began with (`state_dir`), their models, and how far the gateway's prompts agree with
+"""Metric families of the engines: their load, how it comes to be known, their event streams and
+what these began with (`state_dir`), their models, and how far the gateway's prompts agree with
 theirs."""
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ class OrphanResolver:
         self._tasks.spawn(self._run())
 
     async def close(self) -> None:
-        """Stop. It may be called twice."""
+        """Stop the resolution. It may be called twice."""
         await self._tasks.close()
 
     async def look(self) -> None:

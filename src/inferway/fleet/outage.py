@@ -29,7 +29,7 @@ log = logging.getLogger("inferway.fleet")
 
 
 class OutageKind(StrEnum):
-    """What is heard of an engine that is out."""
+    """The sign by which an engine counts as out."""
 
     UNREACHABLE = "unreachable"  # the connection is refused, or lost
     SILENT = "silent"  # its API takes what it is asked, and does not answer
@@ -102,7 +102,7 @@ class Outage(msgspec.Struct, frozen=True):
 
     @property
     def is_silence(self) -> bool:
-        """Whether what waits at the engine waits for nothing, although no connection breaks."""
+        """True if requests at the engine wait in vain, although no connection breaks."""
         return self.kind in (OutageKind.SILENT, OutageKind.STALLED)
 
     def told(self, newer: Outage) -> Outage:
@@ -184,7 +184,7 @@ class UpLog:
         self._newer: set[str | None] = set()  # versions that the log has named
 
     def up(self, engine: Engine, *, follows_events: bool) -> None:
-        """The engine answers, first or again. What it was before is in it still."""
+        """Log, now or once its events settle, that the engine answers. `outage` is still set."""
         self._name_newer(engine)
         if engine.up_since is None or engine.outage is None:
             log.info("%s", _serves(engine, follows_events=follows_events))

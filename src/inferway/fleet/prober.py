@@ -292,7 +292,7 @@ class Prober:
 
     @property
     def any_stray(self) -> bool:
-        """Whether a model is routed by load only because of a live prompt."""
+        """True if a model is routed by load only because of a live prompt."""
         return bool(self._strays)
 
     def strayed(self, model: ServedModel, endpoint: Endpoint) -> bool:

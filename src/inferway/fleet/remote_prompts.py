@@ -129,7 +129,7 @@ class Way(StrEnum):
 
 @dataclass(slots=True)
 class RenderBreaker:
-    """Whether one engine is asked to render, and whether anybody waits for it.
+    """The circuit breaker that says if one engine is asked to render, and if callers wait for it.
 
     closed                       up to `MAX_ASKING` questions at once, each is waited for
     `MISSES` misses in a row     open: a question only when no other is on its way, and nobody waits

@@ -53,7 +53,7 @@ Ask = Callable[[Engine, bool], Awaitable[bool]]
 
 
 class Work(Enum):
-    """What an engine has to do, as far as is known without asking it."""
+    """The work that an engine has, as far as is known without asking it."""
 
     NONE = auto()
     KNOWN = auto()  # this gateway has sent it, or events have told of it

@@ -97,8 +97,8 @@ class ServedModels:
             )
 
     def refresh(self, offering: Mapping[str, Sequence[Engine]]) -> None:
-        """Derive each model from what its engines say as of now. Of one without engines what was
-        known last stays."""
+        """Derive each model from what its engines say as of now. A model without engines keeps what
+        was known last."""
         for name, engines in offering.items():
             live = [engine for engine in engines if engine.healthy]
             (self._live.add if live else self._live.discard)(name)
@@ -121,7 +121,7 @@ class ServedModels:
 
     @property
     def is_loading(self) -> bool:
-        """Whether a tokenizer is being loaded for the first time."""
+        """True if a tokenizer is being loaded for the first time."""
         return any(_is_loading(prompts) for prompts in self._prompts.values())
 
     @property

@@ -114,7 +114,7 @@ class SharedColumns(EndpointColumns):
         self._own[0, holder] -= 1
 
     def count_elsewhere(self, holder: HolderId, requests: float, tokens: float) -> None:
-        """In the row of the process that follows the engines, which sends no requests itself."""
+        """Count in the row of the process that follows the engines, which sends no requests."""
         self._own[0, holder] += requests
         self._own[1, holder] += tokens
 
@@ -122,7 +122,7 @@ class SharedColumns(EndpointColumns):
         self._own[:, holder] = 0.0
 
     def own(self) -> tuple[Column, Column]:
-        """Of all processes."""
+        """Return the requests in flight, and recent tokens, that all our processes have sent."""
         self.add_up()
         elsewhere = self._counted[0, :, : len(self)]
         return self.in_flight - elsewhere[0], self.recent_prefill_tokens - elsewhere[1]

@@ -55,7 +55,7 @@ _LENGTH = struct.Struct("<I")
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """What must be the same for a holder's snapshot to be of use."""
+    """The facts that must be the same for a holder's snapshot to be of use."""
 
     model: str  # what its engine says it serves
     keys: str  # a key that changes when keys are made in another way, or with another seed

@@ -1,5 +1,5 @@
-"""What an event stream has brought so far, for those who show it or judge it; and the part of
-`state_dir` that it sees, which loads the snapshot of its holder and asks it for others."""
+"""Figures of an event stream, for those who show it or judge it; and the part of `state_dir` that
+the stream sees, which loads the snapshot of its holder and asks it for others."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from inferway.model import TokenIds
 
 
 class SnapshotProof(StrEnum):
-    """What is known of whether the engine is still the process that a snapshot was taken of."""
+    """The state of the proof that the engine is still the process that a snapshot was taken of."""
 
     NONE = "none"  # there was no snapshot
     PENDING = "pending"
@@ -28,7 +28,7 @@ class SnapshotProof(StrEnum):
 
 
 class SnapshotFigures(Struct, frozen=True):
-    """What is shown of the snapshot that a stream began with."""
+    """The figures of the snapshot that a stream began with."""
 
     proof: SnapshotProof = SnapshotProof.NONE
     loaded_blocks: int = 0
@@ -36,7 +36,7 @@ class SnapshotFigures(Struct, frozen=True):
 
 
 class StreamFigures(Struct, frozen=True, array_like=True):
-    """Of one stream. The counters are those that the stream goes on counting with."""
+    """The figures of one stream. The counters are the stream's own, with which it goes on."""
 
     stats: EventApplierStats
     stream: StreamStats
@@ -54,7 +54,7 @@ class StreamFigures(Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class StreamEvidence:
-    """What one engine's event stream has brought so far."""
+    """The evidence that one engine's event stream has brought so far."""
 
     engine: str = ""
     connected: bool = False  # an event socket is known and open
@@ -76,8 +76,8 @@ class Stream(Protocol):
 
     @property
     def losses(self) -> tuple[int, int]:
-        """How often all that was believed was dropped, and how many blocks the index has dropped
-        for want of room: what the engine's replay does not tell."""
+        """The number of times that all blocks were dropped, and the number of blocks that the index
+        has dropped for want of room. The engine's replay does not tell them."""
 
     async def take_snapshot(self) -> HolderSnapshot | None:
         """Return a snapshot as of the last batch; None if there is nothing to keep."""

@@ -1,4 +1,4 @@
-"""What keeps the index true for one engine's event stream, or one data-parallel rank of it.
+"""The subscriber that applies one engine's event stream, or one data-parallel rank's, to the index.
 
 The follower (`kv.events.event_applier`) knows what to do; a subclass brings what the engine says:
 `zmq_subscriber` by ZeroMQ, `subscribing` by asking again and again. The follower's steps are
@@ -156,7 +156,7 @@ class EventSubscriber(ABC):
 
     @property
     def cut_seen(self) -> Cut | None:
-        """How prompts are cut, as the engine's events show; None before the first."""
+        """The cut of prompts that the engine's events show; None before the first event."""
         return self.blocks.cut_seen
 
     def start(
@@ -178,7 +178,7 @@ class EventSubscriber(ABC):
         self._open()
 
     async def close(self) -> None:
-        """Stop listening. It may be called twice."""
+        """Stop the subscriber. It may be called twice."""
         if self._snapshot is not None:
             self._snapshot.close(self)
         await self._tasks.close()
@@ -189,7 +189,7 @@ class EventSubscriber(ABC):
 
     @property
     def may_report(self) -> bool:
-        """As `engine.StreamView` has it."""
+        """True if a report would tell something new, and nothing wrong (`engine.StreamView`)."""
         blocks = self.blocks
         return (
             self.state is StreamState.PARTIAL

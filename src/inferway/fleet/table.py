@@ -150,7 +150,7 @@ class EndpointTable:
 
     @property
     def hears_of_all(self) -> bool:
-        """Whether `on_sent` is called for all requests: no other process counts some of them."""
+        """True if `on_sent` is called for all requests: no other process counts some of them."""
         return self._columns.is_alone
 
     def num_blocks(self, engine: Engine) -> int:

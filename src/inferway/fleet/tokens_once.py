@@ -1,4 +1,4 @@
-"""Which engines of a fleet get a prompt's token ids, in place of tokenizing it a second time."""
+"""The engines of a fleet that get a prompt's token ids, and so do not tokenize it a second time."""
 
 from __future__ import annotations
 

@@ -46,22 +46,22 @@ class Watch:
     it need not be told who comes and goes, and is not asked to look at anybody."""
 
     async def start(self) -> None:
-        """Hear once of every engine. Raises ConfigError."""
+        """Learn the state of every engine once. Raises ConfigError."""
 
     def go_on(self) -> None:
-        """Hear of them from now on."""
+        """Follow the engines from now on."""
 
     async def close(self) -> None:
-        """Hear no more."""
+        """Stop following the engines."""
 
     async def come(self, engines: Sequence[Engine]) -> None:
-        """Hear of these as well; once, before it returns."""
+        """Follow these engines as well; learn the state of each once before this returns."""
 
     def leave(self, engine: Engine) -> None:
-        """Hear no more of the engine."""
+        """Stop following the engine."""
 
     def suspect(self, name: str) -> None:
-        """Hear at once how the engine of that name is."""
+        """Learn at once the state of the engine of that name."""
 
     def stir(self) -> None:
         """Look at the engines soon: one of them may have got something to do."""

@@ -66,7 +66,7 @@ class _ReplayAnswers(zmtp.Owner):
 
 
 class Published(Enum):
-    """What happens to a batch that a connection has published."""
+    """The result for a batch that a connection has published."""
 
     BELIEVED = auto()
     FROM_NOW_ON = auto()  # believed, and the connection is from now on
@@ -157,7 +157,7 @@ class ZmqSubscriber(EventSubscriber, zmtp.Owner):
 
     @property
     def state(self) -> StreamState:
-        """As the follower has it; STALE while several connections publish as this engine, because
+        """The follower's state, or STALE while several connections publish as this engine, because
         one of them is not the engine's."""
         state = super().state
         return StreamState.STALE if self._links.is_contested and state.is_settled else state

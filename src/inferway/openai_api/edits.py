@@ -1,11 +1,11 @@
-"""What we change of a body, a client's or an engine's: bytes in, bytes out.
+"""Edits of a body, a client's or an engine's: bytes in, bytes out.
 
-A body is never written anew: what is changed is spliced into the JSON that came, and every other
-byte stays, with its order, spelling, spaces and numbers. Where a name stands twice in an object,
-the last one counts, as in the engines' parsers.
+A body is not written anew: each change is spliced into the JSON that came, and every other byte
+stays, with its order, spelling, spaces and numbers. Where a name stands twice in an object, the
+last one counts, as in the engines' parsers.
 
-But for a body that only Python's parser reads (lenient.py: UTF-16, NaN, ...): with a change it is
-written anew, as ASCII from which that parser reads the same values.
+The exception is a body that only Python's parser reads (lenient.py: UTF-16, NaN, ...): a change
+writes it anew, as ASCII from which that parser reads the same values.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ _NAMED = msgspec.json.Decoder(_Named)
 
 
 def with_vllm_xarg(body: bytes, name: str, value: str) -> bytes | None:
-    """`body`, a JSON object, with `name` among its `vllm_xargs`. None if it cannot be had: the
-    client says something of `name` itself, or its `vllm_xargs` are no object, or the body is too
-    large or no JSON object."""
+    """Return `body`, a JSON object, with `name` among its `vllm_xargs`. None if that is impossible:
+    the client says something of `name` itself, or its `vllm_xargs` are no object, or the body is
+    too large or no JSON object."""
     if len(body) > MAX_BYTES:
         return None
     try:
@@ -91,8 +91,8 @@ def with_vllm_xarg(body: bytes, name: str, value: str) -> bytes | None:
 
 
 def with_model(body: bytes, model: str) -> bytes:
-    """`body`, a JSON object, with `model` as its model. It takes 1 µs a kilobyte.
-    Raises InvalidRequestError for a large one that must be written anew."""
+    """Return `body`, a JSON object, with `model` as its model. It takes 1 µs a kilobyte.
+    Raises InvalidRequestError for a large body that must be written anew."""
     try:
         given = _MODEL.decode(body).model
     except UNREADABLE:
@@ -101,8 +101,8 @@ def with_model(body: bytes, model: str) -> bytes:
 
 
 def with_cache_salt(body: bytes, salt: Callable[[str | None], str]) -> bytes | None:
-    """`body`, a JSON object, with what `salt` makes of its `cache_salt`, or of none. None if it
-    is no JSON object, or its `cache_salt` is neither text nor null. It takes 1 µs a kilobyte."""
+    """Return `body`, a JSON object, with the salt that `salt` makes of its `cache_salt` or of None.
+    None if `body` is none, or its salt is neither text nor null. It takes 1 µs a kilobyte."""
     try:
         given = _SALT.decode(body).cache_salt
         made = salt(_TEXT.decode(given) if bytes(given) else None)
@@ -112,8 +112,8 @@ def with_cache_salt(body: bytes, salt: Callable[[str | None], str]) -> bytes | N
 
 
 def with_media_uuids(body: bytes, make: Callable[[str], str]) -> bytes:
-    """`body`, if it is a JSON object, with what `make` makes of each `uuid` by which a part of a
-    message names a picture, sound or video; `body` itself if it has none. Raises
+    """Return `body`, if it is a JSON object, with the result of `make` for each `uuid` by which a
+    part of a message names a picture, sound or video; `body` itself if it has none. Raises
     InvalidRequestError for a `uuid` that is no text, and for a large body that would have to be
     written anew."""
     if b"uuid" not in body and b"\\u" not in body and json.detect_encoding(body) == "utf-8":
@@ -209,14 +209,14 @@ def _too_large(body: bytes, name: str) -> InvalidRequestError:
 
 
 def with_prompt_token_ids(body: bytes, ids: bytes) -> bytes | None:
-    """`body`, a JSON object that has a prompt, with `ids`, a JSON array, as the `prompt_token_ids`
-    of its `kv_transfer_params`, whatever it says of those. None if it is not in UTF-8."""
+    """Return `body`, a JSON object that has a prompt, with `kv_transfer_params` that are `ids`, a
+    JSON array, as `prompt_token_ids`, whatever `body` has there. None if it is not in UTF-8."""
     return with_last_members(body, b'"kv_transfer_params":{"prompt_token_ids":%b}' % ids)
 
 
 def with_last_members(body: bytes, members: bytes) -> bytes | None:
-    """`body`, a JSON object that is not empty, with `members` behind its own, so that they count
-    whatever it says. Nothing is parsed. None if it is not in UTF-8."""
+    """Return `body`, a JSON object that is not empty, with `members` behind its own, so that they
+    count whatever it says. Nothing is parsed. None if it is not in UTF-8."""
     if not json.detect_encoding(body).startswith("utf-8"):
         return None
     end = body.rindex(b"}")
@@ -224,8 +224,8 @@ def with_last_members(body: bytes, members: bytes) -> bytes | None:
 
 
 def with_prompt(body: bytes, ids: bytes) -> bytes | None:
-    """`body`, a JSON object, with `ids`, a JSON array, in place of its `prompt`. None if it has
-    none, or is no standard JSON. It takes 1 µs a kilobyte."""
+    """Return `body`, a JSON object, with `ids`, a JSON array, in place of its `prompt`. None if it
+    has no prompt, or is no standard JSON. It takes 1 µs a kilobyte."""
     try:
         given = _PROMPT.decode(body).prompt
     except UNREADABLE:
@@ -234,8 +234,8 @@ def with_prompt(body: bytes, ids: bytes) -> bytes | None:
 
 
 def with_model_named(answer: bytes, model: str) -> bytes:
-    """An engine's answer, or one event of it, with `model` where it names another; as it came if
-    it names none, or is no JSON object."""
+    """Return an engine's answer, or one event of it, with `model` where it names another; return it
+    as it came if it names none, or is no JSON object."""
     try:
         named = _NAMED.decode(answer)
         for inner in ("response", "message"):

@@ -31,7 +31,7 @@ SALTED, CACHELESS, UNSALTED = "salted", "cacheless", "unsalted"
 
 @dataclass(frozen=True, slots=True)
 class PathKind:
-    """What is the same for all requests to one path of engines."""
+    """The properties that all requests to one path of engines share."""
 
     path: str
     parse: Parse | None = None  # None: nobody here makes a prompt of its bodies

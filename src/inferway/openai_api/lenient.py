@@ -53,9 +53,9 @@ def json_bytes(fields: JsonObject) -> bytes:
 
 
 def convert_leniently(fields: JsonObject, kind: type[_T]) -> _T:
-    """`kind`: a struct, or a dict; the fields in its `for_the_core` hold Unicode alone. Raises
-    msgspec.ValidationError for what pydantic refuses, too, InvalidRequestError for text of ours
-    that is no Unicode."""
+    """Return `fields` as `kind`, a struct or dict; those in its `for_the_core` hold Unicode alone.
+    Raises msgspec.ValidationError for values that pydantic refuses, too, InvalidRequestError for
+    text of ours that is no Unicode."""
     if not isinstance(kind, type):
         return msgspec.convert(fields, kind)
     known: JsonObject = {}

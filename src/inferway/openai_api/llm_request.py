@@ -14,7 +14,7 @@ BYTES_PER_TOKEN = 4  # llm-d's estimate (averageCharactersPerToken)
 
 
 class Objectives(msgspec.Struct, frozen=True):
-    """What the caller tells the gateway in headers; the engine gets none of them."""
+    """The objectives that the caller gives the gateway in headers; the engine gets none of them."""
 
     priority: int = 0  # negative: may be refused when engines are full (sheddable)
     ttft_ms: float | None = None
@@ -39,7 +39,7 @@ class LLMRequest(msgspec.Struct, frozen=True, kw_only=True):
     is_hypothetical: bool = False  # it is sent nowhere: who counts requests does not count it
 
     def header(self, name: bytes) -> bytes | None:
-        """The last value of that name, which is in lower case."""
+        """Return the last value of the header of that name, which is in lower case."""
         return next((value for key, value in reversed(self.headers) if key == name), None)
 
     @property

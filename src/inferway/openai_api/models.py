@@ -17,7 +17,7 @@ def model_card(
     max_model_len: int | None = None,
     owned_by: str = "vllm",
 ) -> Card:
-    """vLLM 0.32's ModelCard (entrypoints/serve/engine/protocol.py). `created` in Unix seconds."""
+    """Return vLLM 0.32's ModelCard (entrypoints/serve/engine/protocol.py). `created`: Unix time."""
     return {
         "id": name,
         "object": "model",
@@ -31,7 +31,7 @@ def model_card(
 
 
 def permission(name: str, created: int) -> dict[str, Any]:
-    """vLLM's ModelPermission: the same for every model, but for an id that is the model's own."""
+    """Return vLLM's ModelPermission, which is the same for every model, but for its id."""
     digest = hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
     return {
         "id": f"modelperm-{digest}",

@@ -44,17 +44,17 @@ BILLING_HEADER = "x-anthropic-billing-header"
 
 
 class Tokenizes(Protocol):
-    """What makes token ids of the bodies that engines render as they are."""
+    """A part that makes token ids of the bodies that engines render as they are."""
 
     async def tokenize(self, body: PromptBody) -> Tokenized:
         """Raises RequestError, or RenderError for reasons of ours."""
 
 
 class CountsMessages(Tokenizes, Protocol):
-    """What does so for messages, too."""
+    """A part that makes token ids of messages, too."""
 
     async def chat_of(self, body: CountTokensRequest) -> ChatRequest:
-        """The chat that engines make of messages. Raises RenderError."""
+        """Return the chat that engines make of messages. Raises RenderError."""
 
 
 class TokenizingModel(Protocol):
@@ -86,13 +86,13 @@ class ReadBody(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def repeated_turns(self) -> Sequence[Any]:
-        """What a client sends again with the next turn of the conversation, first what was first;
-        without what Claude Code changes each time."""
+        """The turns that a client sends again with the next turn of the conversation, in order;
+        without the text that Claude Code changes each time."""
         return self.turns or ()
 
     @property
     def prompt(self) -> object:
-        """What a client gave as the prompt, where it gave none in another form."""
+        """The prompt that a client gave, where it gave none in another form."""
         return None
 
     @property
@@ -112,7 +112,7 @@ class ReadBody(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def answer_limit(self) -> int | None:
-        """How many tokens the client allows the answer; None: as many as the engine does."""
+        """The number of tokens that the client allows the answer; None: the engine's own limit."""
         return None
 
 
@@ -172,7 +172,7 @@ class ChatRequest(_RenderedRequest, frozen=True, kw_only=True):
 
     @property
     def given_prompts(self) -> Sequence[Sequence[Any]]:
-        """What makes up each prompt: a text, token ids, or JSON objects."""
+        """The contents of each prompt: a text, token ids, or JSON objects."""
         return (self.messages,)
 
     @property
@@ -259,7 +259,7 @@ class ResponsesRequest(ReadBody, frozen=True, kw_only=True):
 
     @property
     def cuts_nothing(self) -> bool:
-        """Whether an input that is too long is refused."""
+        """True if an input that is too long is refused."""
         return self.truncation is UNSET or self.truncation == "disabled"
 
     @property
@@ -522,7 +522,7 @@ def decode_fields(raw: bytes) -> JsonObject:
 
 
 def standard_fields(raw: bytes) -> JsonObject | None:
-    """The same; None if it is no standard JSON in UTF-8, whose values have no other spelling."""
+    """Return all fields of a body that is standard JSON in UTF-8; None for any other body."""
     try:
         return _FIELDS.decode(raw)
     except UNREADABLE:

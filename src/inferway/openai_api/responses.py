@@ -20,12 +20,12 @@ _OF_MESSAGES = ("/messages", "/messages/count_tokens")
 
 
 def error_status(error: InferwayError) -> int:
-    """The HTTP status that answers `error`."""
+    """Return the HTTP status that answers `error`."""
     return error.status if isinstance(error, RequestError | FleetError) else 500
 
 
 def error_body(error: InferwayError, path: str = "") -> bytes:
-    """`{"error": {"message", "type", "param", "code"}}`, or to a request for messages at `path`
+    """Return `{"error": {"message", "type", "param", "code"}}`, or for a path of messages
     `{"type": "error", "error": {"type", "message"}}`."""
     if path.endswith(_OF_MESSAGES):
         status = error_status(error)
@@ -58,6 +58,6 @@ def answer_event(answer: bytes, path: str, *, is_error: bool) -> bytes:
 
 
 def error_event(error: InferwayError, path: str = "") -> bytes:
-    """The same as a server-sent event: what a stream that broke ends with."""
+    """Return the body as a server-sent event, with which a broken stream ends."""
     name = b"event: error\n" if path.endswith(_OF_MESSAGES) else b""
     return b"%bdata: %b\n\n" % (name, error_body(error, path))

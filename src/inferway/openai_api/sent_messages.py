@@ -1,9 +1,9 @@
-"""What the client of a stream of /v1/messages has been sent, and how another engine goes on. Pure.
+"""Record of a stream of /v1/messages that a client gets, from which another engine goes on. Pure.
 
-vLLM tells no ids on this path. So the text that was sent is made tokens again, which must have the
-same text. Nothing that is kept back is lost by that: the other engine makes it anew. An answer is
-gone on with that has a thought, a text, or a text behind a thought: of other blocks the text is not
-all that was generated. The tokens around a thought (`ThoughtMarks`) are in no event, and are put
+vLLM tells no ids on this path. So the text that was sent is encoded again, to tokens that must have
+the same text. Text that was kept back is not lost: the other engine generates it anew. An answer is
+continued if it has a thought, a text, or a text behind a thought: other blocks' text is not all
+that was generated. The tokens around a thought (`ThoughtMarks`) are in no event, and are put
 back:
 
 sent                                     the other engine's prompt ends with

@@ -1,4 +1,4 @@
-"""What the client of a stream has been sent, token by token. Pure.
+"""Record of a stream that a client gets, token by token. Pure.
 
 The engine tells the ids of its tokens in each event (`return_token_ids`). The client has not asked
 for them, so each event leaves here as the engine would have written it without:
@@ -68,7 +68,7 @@ _MARKS = {
 
 @dataclass(frozen=True, slots=True)
 class Stops:
-    """How many characters of a decoded text are not sent, or may be the start of a stop string."""
+    """The numbers of a text's characters that are not sent, or may begin a stop string."""
 
     lag: int = 0
     back: int = 0
@@ -76,7 +76,7 @@ class Stops:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Where another engine goes on. Ids are as JSON has them, between commas."""
+    """The place where another engine goes on. Ids are as JSON has them, between commas."""
 
     prompt_ids: bytes
     ids: bytes  # of the answer, up to the cut
@@ -88,7 +88,7 @@ class Cut:
 
     @property
     def num_prompt_ids(self) -> int:
-        """How many tokens the prompt has, which is never empty."""
+        """The number of tokens of the prompt, which is never empty."""
         return self.prompt_ids.count(b",") + 1
 
 

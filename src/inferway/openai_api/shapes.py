@@ -1,6 +1,6 @@
-"""What of a request may ask for the shape of its answer, in vLLM's words of all versions.
+"""Fields of a request that may ask for the shape of its answer, as all versions of vLLM name them.
 
-Values are as they came: what they ask for is `structured.requests`' to read.
+Values are as they came: `structured.requests` reads what they ask for.
 """
 
 from __future__ import annotations

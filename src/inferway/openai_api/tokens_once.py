@@ -1,4 +1,4 @@
-"""Which requests vLLM answers from the prompt's token ids just as it does from its text. Pure.
+"""Requests that vLLM answers from the prompt's token ids just as it does from its text. Pure.
 
 Read in vLLM 0.32 and 0.33, and seen on real engines of 0.32 (tests/engines/test_tokens_once.py):
 

@@ -1,4 +1,4 @@
-"""What a client may not say to engines, unless the operator trusts clients with it.
+"""Fields that a client may not send to engines, unless the operator trusts clients with them.
 
 `kv_transfer_params` and `ec_transfer_params` name hosts to fetch blocks from and blocks to hand
 out. In disaggregated serving a router fills them in; from a client they would make an engine
@@ -32,7 +32,7 @@ class Trust:
     priority: bool = False
 
     def check(self, body: object) -> None:
-        """`body`: a parsed one. Raises InvalidRequestError; a null is an absent field."""
+        """Raise InvalidRequestError if a parsed body has a field without trust; null is absent."""
         if self.transfers:
             _check_transfers(body)
         else:
@@ -41,7 +41,7 @@ class Trust:
             _refuse_priority(body)
 
     def checked(self, parse: Callable[[bytes], _Body]) -> Callable[[bytes], _Body]:
-        """`parse`, which refuses what `check` does."""
+        """Return `parse` such that it refuses what `check` does."""
 
         def parse_checked(raw: bytes) -> _Body:
             body = parse(raw)

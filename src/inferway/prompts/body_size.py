@@ -1,5 +1,5 @@
-"""How much a request is: how much work, roughly and fast, which decides where it is done; and how
-much context it needs, by the rules by which vLLM 0.32 refuses it for want of any
+"""The size of a request: how much work it is, roughly and fast, which decides where it is done; and
+how much context it needs, by the rules by which vLLM 0.32 refuses a request that exceeds it
 (renderers/params.py, v1/engine/input_processor.py)."""
 
 from __future__ import annotations

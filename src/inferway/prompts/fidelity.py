@@ -161,8 +161,8 @@ _SHAPING = (
 
 
 def live_copy(fields: JsonObject) -> JsonObject | None:
-    """A live request's body that asks for the ids of the same prompt and for one token; None
-    for a request that such a copy would not tell anything of."""
+    """Return a live request's body that asks for the ids of the same prompt and for one token;
+    None for a request of which such a copy would prove nothing."""
     arguments = fields.get("chat_template_kwargs") or {}
     if any(of.get(name) is not None for of in (fields, arguments) for name in _NOT_COPIED):
         return None
@@ -175,8 +175,8 @@ def live_copy(fields: JsonObject) -> JsonObject | None:
 
 
 def live_words(path: str, fields: JsonObject, difference: Difference) -> str:
-    """A live difference, without a word of the prompt: place, ids, lengths, and which fields
-    the request has."""
+    """Return a live difference in words, without text of the prompt: place, ids, lengths, and
+    which fields the request has."""
     what = "a chat" if path == CHAT else "a text"
     shaping = [name for name in _SHAPING if fields.get(name) is not None]
     having = f" with {', '.join(shaping)}" if shaping else ""
@@ -196,7 +196,7 @@ def live_words(path: str, fields: JsonObject, difference: Difference) -> str:
 
 
 def live_kind(path: str, fields: JsonObject) -> str:
-    """Equal for live requests whose differences need only be told once."""
+    """Return a key that is equal for live requests whose differences are logged only once."""
     return "|".join([path, *(name for name in _SHAPING if fields.get(name) is not None)])
 
 
@@ -223,7 +223,7 @@ async def count(prompts: CountsMessages, body: CountTokensRequest) -> int | None
 
 
 async def our_count(prompts: CountsMessages, body: Mapping[str, Any]) -> int | None:
-    """The same for a body that is sent to an engine."""
+    """Return what `count` does, for a body that is sent to an engine."""
     return await count(prompts, parse_count_tokens(msgspec.json.encode(body)))
 
 

@@ -68,7 +68,7 @@ class LoadedModel:
         return given in self._named
 
     def template(self, given: str | None = None, *, with_tools: bool = False) -> ChatTemplate:
-        """The template `given` by name or as Jinja, else the model's own for such a chat."""
+        """Return the template `given` by name or as Jinja, else the model's own for such a chat."""
         if given is not None:
             source = self._named.get(given, given)
             is_ours = source in self._compiled
@@ -82,8 +82,8 @@ class LoadedModel:
         return self._compile(self._sources[name])
 
     def templates_of_chats(self) -> list[ChatTemplate]:
-        """The model's own for chats without tools and with them, where engines look at them: their
-        renderers in code do not, but for gpt-oss's."""
+        """Return the model's templates for chats without tools and with them; none if engines do
+        not look at them: their renderers in code do not, but for gpt-oss's."""
         found: list[ChatTemplate] = []
         if self.own_renderer not in (None, GPT_OSS):
             return found
@@ -93,11 +93,11 @@ class LoadedModel:
         return found
 
     def named_template(self, name: str) -> ChatTemplate:
-        """One of the model's own. Whoever configures it may name a single template, too."""
+        """Return one of the model's own templates. The settings may name a single one, too."""
         return self._compile(self._sources[name])
 
     def engine_template(self, given: str) -> ChatTemplate:
-        """The template that an engine's --chat-template names, compiled once for all."""
+        """Return the template that an engine's --chat-template names, compiled once for all."""
         try:
             source = template_source(given, self._sources)
         except RenderError as e:
@@ -135,7 +135,7 @@ class RenderTime:
         self._seconds_each = 0.0  # the slowest of late
 
     def took(self, size: int, seconds: float) -> None:
-        """A chat of that size, in any unit, has taken so long."""
+        """Note that a chat of this size, in any unit, has taken so many seconds."""
         self._largest = max(self._largest, size)
         self._seconds_each = max(seconds / size, self._seconds_each * _KEPT)
 

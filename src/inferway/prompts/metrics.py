@@ -1,4 +1,4 @@
-"""What /metrics shows of rendering, and of the helper processes that work for it."""
+"""Metric families of rendering, and of the helper processes that work for it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _HELPERS: tuple[Row[SandboxStats], ...] = (
 
 
 def prompt_families(renderer: Renderer, templates: RequestTemplates | None) -> Iterator[Family]:
-    """`templates`: where requests may bring templates of their own."""
+    """Yield the families. `templates`: None if requests may not bring templates of their own."""
     yield counter(
         "render_off_loop",
         "Prompts that were rendered or encoded in a thread because of their size,"

@@ -115,7 +115,7 @@ class ModelPrompts:
 
     @property
     def reads_clock(self) -> bool:
-        """Whether the model's template writes the current time."""
+        """True if the model's template writes the current time."""
         return any(template.reads_clock for template in self._templates())
 
     @property
@@ -162,8 +162,8 @@ class ModelPrompts:
         return self._model.tokenizer.encode(text, add_special_tokens=False)
 
     def alternatives(self, model: str) -> Iterator[tuple[str, str, PromptSource]]:
-        """The same model under flags that its engines may have been started with instead, behind
-        the flag and the setting of ours that mirrors it; `model` is what it is called there."""
+        """Yield flags that its engines may have been started with instead: each with the setting of
+        ours that mirrors it, and the same model under it. `model` is its name in the setting."""
         variables = {name for template in self._templates() for name in template.variables()}
         names = self._model.template_names
         for flag, cure, flags in other_flags(model, self._flags, variables, names):
@@ -241,7 +241,7 @@ class ModelPrompts:
         return ids
 
     async def render_chat(self, body: ChatRequest) -> RenderResult:
-        """The chat as text and ids. Raises as `tokenize` does."""
+        """Return the chat as text and ids. Raises as `tokenize` does."""
         self._check_own_renderer()
         budget = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
         max_tokens = getattr(body, budget)
@@ -527,7 +527,7 @@ class OnDemandPrompts:
         return self._loaded.local
 
     async def chat_of(self, body: CountTokensRequest) -> ChatRequest:
-        """Raises RenderError."""
+        """Return the chat that engines make of messages. Raises RenderError."""
         await self._load_once()
         return await self._loaded.chat_of(body)
 

@@ -1,4 +1,4 @@
-"""What engines have rendered for us, to be used again: whole, or as the start of a longer chat.
+"""A cache of prompts that engines have rendered, reused whole or as the start of a longer chat.
 
 Rule 1: a rendering is kept under a digest of everything that may shape it: the messages in order
 and every other field of the body, but for those in `_SHAPELESS`. The tenant's `cache_salt` is one
@@ -77,7 +77,7 @@ class RenderKey:
         return self.digests[-1]
 
     def raw(self, model: str) -> bytes:
-        """The body, for an engine that calls the model so."""
+        """Return the body's JSON, for an engine that serves the model by this name."""
         named = b'{"model":' + msgspec.json.encode(model)
         fields, *messages = self.pieces
         if messages:
@@ -162,7 +162,7 @@ class RemoteRenderCache:
         self.num_bytes = 0
 
     def get(self, asked: RenderKey) -> Sequence[TokenIds] | None:
-        """The whole, as it was rendered."""
+        """Return the whole rendering; None if it is not in the cache."""
         found = self._entries.get(asked.key)
         if found is not None:
             self._entries.move_to_end(asked.key)

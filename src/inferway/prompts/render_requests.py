@@ -1,4 +1,4 @@
-"""What the renderer is asked, in the names of transformers, and what comes out."""
+"""Requests to the renderer, in the names of transformers, and its results."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class GetOrCreateTokenizerKeyRequest:
 
 
 class Encoding(msgspec.Struct, frozen=True, kw_only=True):
-    """How a text becomes tokens.
+    """Options for encoding a text.
 
     `truncation_side` is where tokens are dropped. None is on the left, too, but special tokens
     that were added stay; with a side, they are tokens like others. A text of more than

@@ -40,7 +40,7 @@ class PromptSource(CountsMessages, Protocol):
     """Turns the requests for one model into token ids."""
 
     def within(self, contexts: ContextLengths, rules: VersionRules) -> PromptSource:
-        """The same for engines with these context lengths, and the rules of their version."""
+        """Return this source for engines with these context lengths and their version's rules."""
 
     @property
     def local(self) -> LocalPrompts | None:

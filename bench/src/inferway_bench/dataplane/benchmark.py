@@ -384,7 +384,7 @@ def _rows(sent: dict[str, list[_Timed]], ours: set[str]) -> list[Row]:
 
 
 def arrivals(model: str, rate: float, seconds: float, seed: int) -> list[Session]:
-    """Requests that come as they like, `rate` a second; the same for all routers of a repeat."""
+    """Return Poisson arrivals of `rate` requests a second; the same for all routers of a repeat."""
     rng, templates = random.Random(seed), conversations.short_chat(model, stream=True)
     found: list[Session] = []
     at = rng.expovariate(rate)

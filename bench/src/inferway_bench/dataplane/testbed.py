@@ -97,7 +97,7 @@ def in_turns(
 def started_routers(
     routers: Sequence[Router], model: str, on_step: OnStep
 ) -> Iterator[list[RunningRouter]]:
-    """All of `routers`, ready, in their order. Raises BenchError when one cannot be started."""
+    """Start `routers`, and yield them, ready, in their order. Raises BenchError if one fails."""
     body = conversations.short_chat(model)[0].body(0)
 
     def answers_a_chat(place: Place) -> bool:
@@ -120,7 +120,7 @@ def started_routers(
 
 @contextmanager
 def trivial_engine(model: str, log: Path, can_render: bool = False) -> Iterator[EngineAddress]:
-    """A trivial engine that serves. Raises BenchError when it does not start."""
+    """Start a trivial engine, and yield its address. Raises BenchError when it does not start."""
     command = [sys.executable, "-m", "inferway_bench.trivial_engine", model, str(BLOCK_SIZE)]
     command += ["--enable-scale-out"] if can_render else []
     with running(command, log) as process:
@@ -159,7 +159,7 @@ def set_pace(engines: Sequence[EngineAddress], tokens: int, seconds: float) -> N
 
 
 def events_written(engines: Sequence[EngineAddress]) -> int:
-    """The number of events that `engines` have written into streams so far."""
+    """Return the number of events that `engines` have written into streams so far."""
     pages = (get(f"{engine.url}/bench/written") for engine in engines)
     return sum(msgspec.json.decode(page, type=dict[str, int])["events"] for page in pages)
 
@@ -216,7 +216,7 @@ class Load:
 
 
 def find_wrk() -> str:
-    """The path of `wrk`. Raises BenchError with the cure."""
+    """Return the path of `wrk`. Raises BenchError with the cure."""
     found = shutil.which("wrk")
     if found is None:
         raise BenchError("wrk: not found in PATH; fix: apt-get install wrk")
@@ -224,7 +224,7 @@ def find_wrk() -> str:
 
 
 def parse_output(text: str) -> LoadResult:
-    """The line that our script writes at the end of wrk's output."""
+    """Parse the line that our script writes at the end of wrk's output."""
     for line in text.splitlines():
         if line.startswith("INFERWAY "):
             return msgspec.json.decode(line.removeprefix("INFERWAY "), type=LoadResult)

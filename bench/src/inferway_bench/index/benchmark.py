@@ -26,7 +26,7 @@ Found = Mapping[str, Any]  # system -> what each round has found, of one task
 
 
 class IndexPlan(msgspec.Struct, frozen=True):
-    """What a run does. The workers get it as JSON."""
+    """The plan of a run. The workers get it as JSON."""
 
     peer: Annotated[
         bool, flag("Measure Inferway's index alone, and do not install ai-dynamo-runtime.")

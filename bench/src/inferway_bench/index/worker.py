@@ -144,7 +144,7 @@ class Ours:
         return blocks
 
     def events(self, stored: Sequence[Stored], block_size: int) -> dict[str, float]:
-        """From raw payloads, with everything that the gateway has on."""
+        """Apply raw payloads, with everything that the gateway has on; return the times."""
         from inferway_bench.index.engine import FollowedEngine, payload
 
         raw = [payload(event, block_size) for event in stored]
@@ -181,7 +181,7 @@ class RadixTree:
         self.match([1])
 
     def events(self, stored: Sequence[Stored], block_size: int) -> dict[str, float]:
-        """From lists of tokens: hashing, making JSON of it, and applying that."""
+        """Apply lists of tokens: hash them, make JSON of it, and apply that; return the times."""
         times = [time.perf_counter()]
         hashed = [self._core.compute_block_hash_for_seq(e.tokens, block_size) for e in stored]
         times.append(time.perf_counter())

@@ -102,7 +102,7 @@ class Answer:
 
     @property
     def is_stream(self) -> bool:
-        """Whether it is one; some servers do not say it."""
+        """True if the answer is a stream; some servers do not say it."""
         said = self.headers.get("content-type", "").startswith("text/event-stream")
         return said or (bool(self.pieces) and self.pieces[0].data.startswith(b"data:"))
 

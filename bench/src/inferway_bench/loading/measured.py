@@ -46,7 +46,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """What a request must keep to count as good: seconds, from the intended time."""
+    """The limits that a request must keep to count as good: seconds, from the intended time."""
 
     ttft: float | None = None
     itl: float | None = None
@@ -68,7 +68,7 @@ class Slo:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredLoad:
-    """What is measured of a stage, its warm-up and cool-down left out: the samples that were meant
+    """The measurements of a stage, its warm-up and cool-down left out: the samples that were meant
     to be sent in `seconds` from `since`."""
 
     stage: Stage

@@ -88,8 +88,8 @@ def header(text: str) -> Header:
 
 
 class LoadPlan(msgspec.Struct, frozen=True):
-    """What is sent to whom, and when; times in seconds. Raises ValueError for fields that do not go
-    together."""
+    """A plan of the requests to send, to whom, and when; times in seconds. Raises ValueError for
+    fields that do not go together."""
 
     # fmt: off
     url: Annotated[str, flag("", is_argument=True)]

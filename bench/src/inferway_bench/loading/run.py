@@ -237,7 +237,7 @@ class _LoadRun:
 
 
 async def ask_model(target: Target) -> str:
-    """The first that /v1/models names. Raises BenchError."""
+    """Return the first model that /v1/models names. Raises BenchError."""
     client = Client(target)
     try:
         answer = await client.get("/v1/models")

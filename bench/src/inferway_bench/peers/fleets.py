@@ -201,13 +201,13 @@ class Standing(RunningRouter):
             return uvloop.run(drive(target, sessions, Pacing(users), model=MODEL))
 
     def warm_up(self, spec: ChatSpec, seed: int, rate: float, requests: int) -> None:
-        """Carry the first `requests` of chats that are like those of `seed`, and others."""
+        """Send the first `requests` of chats that are like those of `seed`, but other ones."""
         self.carry(chats(spec, _WARM_UP_SEED + seed, f"warm-{seed}", rate, requests))
 
     def figures(self, requests: int, sessions: Sequence[Session]) -> dict[str, float]:
-        """Carry `sessions`, which have this number of requests, and return what that was like, and
-        the CPU time of the router for each of them and its memory. Raises BenchError if none of
-        them was answered."""
+        """Send `sessions`, which have this number of requests, and return figures of their answers,
+        and the CPU time of the router for each request and its memory. Raises BenchError if no
+        request was answered."""
         before = cpu_seconds(self.pid)
         samples = self.carry(sessions).samples
         used = cpu_seconds(self.pid) - before

@@ -61,7 +61,7 @@ class EngineSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def step_about(self) -> str:
-        """What a step takes, in words."""
+        """The time that a step takes, in words."""
         said = (
             f"{self.step_seconds * 1e3:.4g} ms, plus {self.decode_seconds * 1e3:.4g} ms for each "
         )
@@ -99,7 +99,7 @@ class EngineSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Leg(Enum):
-    """What of a request an engine is to do."""
+    """The part of a request that an engine is to do."""
 
     WHOLE = 0
     PREFILL = 1
@@ -136,7 +136,7 @@ class Job:
 
 
 class Engine:
-    """One engine. `plan` begins the next stretch of steps, `end` ends it; `due` is when it ends."""
+    """A simulated engine. `plan` begins the next run of steps, `end` ends it, which is at `due`."""
 
     def __init__(
         self, number: int, spec: EngineSpec, block_tokens: int, seed: float = 0.0,
@@ -408,7 +408,7 @@ class BesideEngine(Engine):
         return bool(self._pending)
 
     def plan(self, now: float) -> bool:
-        """Admit who waits and fits. Return whether `due` has changed."""
+        """Admit the waiting requests that fit. Return whether `due` has changed."""
         while self.waiting and self.num_running < self.spec.max_num_seqs:
             job = self._admitted()
             if job is None:

@@ -50,8 +50,8 @@ _MANY = 12  # bits; from so many on numpy finds them sooner
 
 @dataclass(slots=True)
 class Policy:
-    """How one gateway chooses. It knows which engine holds what by KV events if it `sees_blocks`,
-    and by looking into the engines' caches if it `sees_truth`."""
+    """The policy by which a gateway chooses. It knows the engines' blocks by KV events if it
+    `sees_blocks`, and by looking into the engines' caches if it `sees_truth`."""
 
     chooser: ProfileHandler
     producers: Sequence[DataProducer] = ()
@@ -64,7 +64,7 @@ class Policy:
 
     @property
     def hears(self) -> bool:
-        """Whether the policy asks which engine holds what."""
+        """True if the policy asks which engine holds which blocks."""
         return self.sees_blocks or self.sees_truth
 
     @property
@@ -169,7 +169,7 @@ class Feed:
 
 
 class Gateway:
-    """One gateway. A shared `feed` has all gateways hear the same events at the same time."""
+    """A simulated gateway. Gateways with a shared `feed` get the same events at the same time."""
 
     def __init__(
         self, engines: Sequence[Engine], block_tokens: int, policy: Policy, feed: Feed,
@@ -320,7 +320,7 @@ _TOGETHER_MS = 20.0  # of gateways on several machines, at most
 
 
 class SharingSpec(msgspec.Struct, frozen=True):
-    """What is shared, and how late."""
+    """The facts that gateways share, and their delay."""
 
     together_seconds: float  # what is told within this time goes out at its end
     way_seconds: float  # from there to the others
@@ -350,7 +350,7 @@ def sharing_named(name: str) -> SharingSpec:
 
 
 class Counted(msgspec.Struct, frozen=True):
-    """So many requests more are at an engine, of which so many tokens are to be computed."""
+    """A change by `by` of the requests at an engine, of which `new_tokens` are to be computed."""
 
     row: int
     by: int
@@ -361,7 +361,7 @@ Message = Learned | OnItsWay | Counted
 
 
 class Post:
-    """What the gateways have told each other, until the others hear it."""
+    """The messages between gateways that are sent, until the others receive them."""
 
     def __init__(self, spec: SharingSpec, num_gateways: int, clock: Callable[[], float]) -> None:
         self.spec = spec

@@ -97,7 +97,7 @@ class _TraceBlocks(Dialect):
 
 
 class GroupChange(msgspec.Struct, frozen=True):
-    """What a cache has removed, and stored after that: keys, each of a block in a group."""
+    """The keys that a cache has removed, and those that it stored then, each a block in a group."""
 
     removed: list[int]
     stored: list[int]
@@ -145,7 +145,7 @@ class GroupCache(BlockCache):
         return sorted(common, reverse=True)[least - 1] if len(common) >= least else 0
 
     def admit(self, blocks: Sequence[int], most: int, extra: int) -> int | None:
-        """As BlockCache's; `extra` blocks are those of each group with full attention."""
+        """Admit as BlockCache does; `extra` blocks are those of each group with full attention."""
         run, size = self._run(blocks, most), self._size
         reused = self._cache.admit(run)
         if reused is not None and not self._cache.take_step(run, (len(blocks) + extra) * size):
@@ -289,7 +289,7 @@ class GroupFeed(Feed):
     def with_coming(
         self, overlay: SpeculativeOverlay, blocks: Sequence[int], found: Mapping[int, int]
     ) -> Mapping[int, int]:
-        """As `routing.match`: what sparse groups keep of a prompt on its way serves that prompt."""
+        """Add coming blocks as `routing.match` does; sparse groups' serve the same prompt alone."""
         if not self._knows_groups:
             return super().with_coming(overlay, blocks, found)
         soon = dict(found)

@@ -1,6 +1,6 @@
-"""What is asked of a simulated fleet, and what became of it: requests at the grain of blocks, and
-when they arrive, of Mooncake's trace, a coding agent's sessions and Azure's (the first line of a
-file says which it is), or chats that are generated."""
+"""Requests to a simulated fleet, and their outcome: requests at the grain of blocks, and when they
+arrive, of Mooncake's trace, a coding agent's sessions and Azure's (the first line of a file says
+which it is), or chats that are generated."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _COPY = 1 << 40  # above all ids of blocks and sessions
 
 
 class SimRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One request. Blocks are integers: equal blocks hold equal tokens behind equal blocks."""
+    """A simulated request. Blocks are integers: equal ones hold equal tokens after equal blocks."""
 
     blocks: tuple[int, ...]  # whole blocks of the prompt
     prompt_tokens: int
@@ -215,7 +215,7 @@ class Figures(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of a run's requests, as arrays by request in seconds and tokens."""
+    """The outcome of a run's requests, as arrays by request in seconds and tokens."""
 
     ttft: NDArray[np.float64]
     latency: NDArray[np.float64]  # to the last token
@@ -452,7 +452,7 @@ def _seconds(time: str) -> float:
 
 
 class ChatSpec(msgspec.Struct, frozen=True):
-    """What is drawn: lengths are in tokens, as (median, sigma of the logarithm)."""
+    """The distributions of chats: lengths are in tokens, as (median, sigma of the logarithm)."""
 
     num_requests: int = 12_000
     system_prompts: int = 12

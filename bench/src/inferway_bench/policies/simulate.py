@@ -47,7 +47,7 @@ class FleetSpec(msgspec.Struct, frozen=True):
 
     @property
     def about(self) -> str:
-        """How many engines there are, what their steps take, and how late gateways hear of it."""
+        """The number of engines, the time of their steps, and the delay until gateways know."""
         engine, slow = self.engine, "all alike"
         if self.num_slow:
             slow = f"{self.num_slow} of them {self.slow_factor:g} × slower"
@@ -98,7 +98,7 @@ class FleetSpec(msgspec.Struct, frozen=True):
 
 
 class World(msgspec.Struct, frozen=True):
-    """What a policy may be made of. All policies but the oracle leave the engines alone."""
+    """The parts for making a policy. All policies but the oracle leave the engines alone."""
 
     engines: Sequence[Engine]
     requests: Sequence[SimRequest]

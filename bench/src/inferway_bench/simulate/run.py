@@ -1,5 +1,5 @@
-"""What is simulated, and the simulations, in as many processes as there are cores: rates are found,
-and each policy is simulated at each load with each seed."""
+"""Plan and run of simulations, in as many processes as there are cores: rates are found, and each
+policy is simulated at each load with each seed."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _Out = TypeVar("_Out")
 
 
 class Processes:
-    """So many processes that compute side by side; the only one is this process."""
+    """A pool of processes that compute side by side; a single one is this process."""
 
     def __init__(self, number: int, on_step: OnStep) -> None:
         self._number = number
@@ -75,7 +75,7 @@ class Processes:
 
 
 class Task(msgspec.Struct, frozen=True):
-    """One simulation."""
+    """A simulation of one policy at one rate."""
 
     plan: SimulatePlan
     setting: Setting

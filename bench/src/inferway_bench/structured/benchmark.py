@@ -53,7 +53,7 @@ Answer = Mapping[str, Any]  # a worker's, of one schema
 
 
 class StructuredPlan(msgspec.Struct, frozen=True):
-    """What a run does."""
+    """The plan of a run."""
 
     file: Annotated[Path, flag("", is_argument=True)]
     model: Annotated[

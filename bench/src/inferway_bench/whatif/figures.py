@@ -1,9 +1,9 @@
-"""What is told of a run, measured or simulated alike: of the same requests, by the same sums; which
+"""Figures of a run, measured or simulated alike: of the same requests, by the same sums; which
 differences between cases exceed the noise of the model; and the fewest engines that hold limits.
 Pure.
 
-The noise of a figure is what the seeds scatter, and how far the replay of the recorded policy is
-off from what was measured: a model that is 8 % off cannot tell 5 %.
+The noise of a figure is its scatter over the seeds, and the difference between the measurements and
+a replay of the recorded policy: a model that is 8 % off cannot resolve 5 %.
 """
 
 from __future__ import annotations

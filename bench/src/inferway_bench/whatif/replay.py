@@ -85,7 +85,7 @@ def _elapsed(points: Floats, at: Floats) -> Floats:
 
 @dataclass(frozen=True, eq=False)
 class MeasuredRequests:
-    """What was measured of each request, in the order of the workload. Times are in seconds, NaN
+    """The measurements of each request, in the order of the workload. Times are in seconds, NaN
     where they are not known."""
 
     at: Floats  # since the first
@@ -101,7 +101,7 @@ class MeasuredRequests:
 
     @cached_property
     def has_usage(self) -> bool:
-        """Whether engines have told what they reused, of most requests."""
+        """True if engines have told for most requests how many tokens they reused."""
         return bool(np.isfinite(self.cached[self.judged]).mean() > 0.5)
 
 
@@ -315,7 +315,7 @@ class Asked(NamedTuple):
 
 
 class EngineFacts(msgspec.Struct, frozen=True):
-    """What a recording says of one endpoint."""
+    """The facts that a recording has of one endpoint."""
 
     model: str = ""
     cache_blocks: int | None = None  # None: it has not told

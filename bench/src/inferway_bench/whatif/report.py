@@ -1,4 +1,4 @@
-"""`inferway what-if`."""
+"""The command `inferway what-if`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked of a recording, which fleets and policies that means, and their simulations: the
+"""Questions to a recording, the fleets and policies that answer them, and their simulations: the
 constants of the engines are chosen, then each case is simulated with each seed, in as many
 processes as there are cores."""
 
@@ -81,7 +81,7 @@ class WhatIfPlan(msgspec.Struct, frozen=True):
 
     @property
     def source(self) -> Selection:
-        """Which requests are meant. Raises BenchError for a time that is none."""
+        """The requests to replay. Raises BenchError for a time that cannot be parsed."""
         return Selection(
             self.directory, self.model, _time("--from", self.since), _time("--to", self.until)
         )
@@ -93,7 +93,7 @@ class WhatIfPlan(msgspec.Struct, frozen=True):
 
 
 class Selection(NamedTuple):
-    """Which requests of which recording."""
+    """The recording, and the requests of it, to replay."""
 
     directory: Path
     model: str = ""
@@ -221,7 +221,7 @@ def maker(policy: str, replay: Replay) -> MakePolicy:
 
 
 class ReplayTask(msgspec.Struct, frozen=True):
-    """One simulation."""
+    """A simulation of one case with one seed."""
 
     source: Selection
     case: Variant

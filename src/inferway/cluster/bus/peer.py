@@ -82,12 +82,12 @@ class Peer:
 
     @property
     def requests(self) -> float:
-        """How many requests it has with engines."""
+        """The number of requests that the peer has with engines."""
         return self._claims.requests
 
     @property
     def num_waiting(self) -> int:
-        """How many of them have not begun to answer."""
+        """The number of the peer's requests whose answers have not begun."""
         return max(map(len, self._waiting), default=0)
 
     def hear(self, payload: bytes, now: float) -> bool:

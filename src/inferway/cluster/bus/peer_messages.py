@@ -1,5 +1,5 @@
-"""What requests do and what is learned from them is told by workers of one gateway and by several
-gateways in messages of one kind.
+"""Messages about requests, and about what is learned from them. The workers of one gateway, and
+several gateways, send messages of the same kind to each other.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class Transport(Protocol):
 
     @property
     def endpoint(self) -> str:
-        """Where this gateway speaks, once it is open."""
+        """The address from which this gateway sends to peers, once the transport is open."""
 
     async def open(self, heard: Heard, lost: Lost) -> None:
         """Begin to hear peers. Raises ConfigError."""

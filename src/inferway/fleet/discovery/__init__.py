@@ -1,5 +1,5 @@
-"""Which engines there are: a list in the settings, a watched file, DNS, Ray, or Kubernetes.
+"""Discovery of engines: a list in the settings, a watched file, DNS, Ray, or Kubernetes.
 
-Every source does the same: it tells the whole list, first as soon as it knows one, then whenever it
-has changed. What an engine is, the fleet asks the engine itself.
+Every source reports the whole list of engines, first as soon as it knows one, then whenever the
+list has changed. The fleet asks each engine itself for its models and properties.
 """

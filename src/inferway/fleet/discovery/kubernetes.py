@@ -34,7 +34,7 @@ _OBJECTIVES, _REWRITES = "inferenceobjectives", "inferencemodelrewrites"
 
 @dataclass(frozen=True, slots=True)
 class PodSelection:
-    """What selects a pool's pods, and where they listen."""
+    """The selector of a pool's pods, and the ports on which they listen."""
 
     selector: str  # as a list's query has it
     ports: Sequence[int]

@@ -1,5 +1,5 @@
-"""Where engines are found: a file that may change, a name whose addresses they are, or a deployment
-of Ray Serve. What Kubernetes tells of them is in `kubernetes`.
+"""Sources of engines: a file that may change, a DNS name whose addresses they are, or a deployment
+of Ray Serve. The source that asks Kubernetes is in `kubernetes`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Resolve = Callable[[str, int], Awaitable[list[str]]]  # host, port -> addresses
 
 
 class EngineSource(Protocol):
-    """What finds engines. `run` until it is cancelled; it never raises for what the world does: a
+    """A source of engines. `run` it until it is cancelled. It does not raise for outside faults: a
     source that cannot be read leaves the engines as they were, and says so in the log."""
 
     async def run(self, tell: Tell) -> None:
@@ -191,9 +191,9 @@ def watching(deployment: str) -> Sequence[str]:
 
 @dataclass(slots=True)
 class RayReplicas:
-    """An EngineSource. `deployment`: APP/DEPLOYMENT. A cluster that cannot be reached, or has no
-    such deployment now, leaves the engines as they were; one whose last replica has gone has
-    none."""
+    """A source of a Ray Serve deployment's engines. `deployment`: APP/DEPLOYMENT. A cluster that
+    cannot be reached, or has no such deployment now, leaves the engines as they were; one whose
+    last replica has gone has none."""
 
     deployment: str
     command: Callable[[str], Sequence[str]] = watching

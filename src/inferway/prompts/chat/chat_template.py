@@ -101,7 +101,7 @@ class ChatTemplate(TemplateFacts):
 
     @cached_property
     def refuses_inline_system(self) -> bool | None:
-        """Whether the template fails on a system message between the others; None if that cannot be
+        """True if the template fails on a system message between the others; None if that cannot be
         told in this process, or if the engine cannot tell it either. It takes milliseconds.
 
         vLLM 0.32 finds that out when it starts (entrypoints/anthropic/serving.py,
@@ -125,7 +125,7 @@ class ChatTemplate(TemplateFacts):
         return False
 
     def variables(self) -> set[str]:
-        """The names that the template may read of its arguments: `messages`, `tools`, names in
+        """Return the names of arguments that the template may read: `messages`, `tools`, names in
         `chat_template_kwargs` and so on."""
         return meta.find_undeclared_variables(self._environment.parse(self.source))
 
@@ -136,7 +136,7 @@ class ChatTemplate(TemplateFacts):
         return self._render(self._seen(chat))
 
     def render_with_spans(self, chat: ChatInput) -> tuple[str, list[Span]]:
-        """The text, and where `{% generation %}` blocks stand in it."""
+        """Return the text, and the spans of `{% generation %}` blocks in it."""
         spans = GenerationSpans()
         pieces = []
         context = self._context(self._seen(chat))

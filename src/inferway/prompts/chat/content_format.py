@@ -1,4 +1,4 @@
-"""Which of the two forms of `content` does a chat template want: text, or a list of parts?
+"""Detection of the form of `content` that a chat template wants: text, or a list of parts.
 
 vLLM looks whether the template loops over a message's content (renderers/hf.py, "auto"): if it
 does, messages are given as lists of parts ("openai"), else as text ("string"). The same rules
@@ -33,7 +33,7 @@ class _NotASimpleNameError(Exception):
 
 
 def detect_content_format(tree: nodes.Template, *, in_namespaces: bool) -> ContentFormat:
-    """vLLM's answer for `--chat-template-content-format auto`; `in_namespaces`: that of 0.33."""
+    """Return vLLM's form for `--chat-template-content-format auto`; `in_namespaces`: of 0.33."""
     try:
         return "openai" if any(_content_loops(tree, in_namespaces)) else "string"
     except _NotASimpleNameError:

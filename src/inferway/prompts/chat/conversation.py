@@ -56,8 +56,8 @@ def sees_tools(body: ChatRequest, flags: ModelSettings) -> bool:
 
 
 def template_arguments(body: ChatRequest, flags: ModelSettings) -> JsonObject:
-    """Arguments of the template: the body's fields win over `chat_template_kwargs`, which win
-    over what vLLM sets, which wins over the engine's defaults; null and "auto" count as not
+    """Return the template's arguments: the body's fields win over `chat_template_kwargs`, which
+    win over what vLLM sets, which wins over the engine's defaults; null and "auto" count as not
     given."""
     given = body.chat_template_kwargs or {}
     own: JsonObject = {"tools": None, "documents": None, **flags.chat_template_kwargs}
@@ -184,7 +184,7 @@ def chat_input(
 
 
 def forwarded_ids(body: PromptBody) -> list[int] | None:
-    """The prompt's ids, where the request carries them: what a prefill engine has rendered, for
+    """Return the prompt's ids if the request carries them: a prefill engine has rendered them for
     the engine that decodes. vLLM then looks at no message."""
     if body.prompt_field != "messages":
         return None
@@ -213,7 +213,7 @@ def brings_template(body: ChatRequest) -> bool:
 
 
 def asked_template(body: ChatRequest, flags: ModelSettings) -> str | None:
-    """The template that a request brings or names, if the engine goes by it."""
+    """Return the template that a request brings or names, if the engine uses it."""
     if body.chat_template:
         return body.chat_template
     if flags.chat_template is not None:  # an engine's --chat-template wins over one in kwargs

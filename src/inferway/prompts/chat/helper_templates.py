@@ -66,7 +66,7 @@ class LargeChats:
             return _text(await self.helper.call_async(RENDER, job))
 
     def render_now(self, job: bytes, blamed: ChatTemplate) -> str:
-        """The same, and the thread waits."""
+        """Return what `render` does; the calling thread waits."""
         with _errors(blamed):
             return _text(self.helper.call(RENDER, job))
 

@@ -370,8 +370,8 @@ _HI = [{"role": "user", "content": "Hi"}]
 
 
 class MessageRules:
-    """Of one model with the flags of its engines. `templates` are those for chats without tools and
-    with tools, none if the model has none; `render` writes a chat with them."""
+    """The rules for messages of one model with its engines' flags. `templates` are those for chats
+    without tools and with tools, none if the model has none; `render` writes a chat with them."""
 
     def __init__(
         self, templates: Sequence[ChatTemplate], render: Callable[[ChatRequest], str]

@@ -68,7 +68,7 @@ class _Clock:
 
 
 def names_read(tree: nodes.Template) -> set[str]:
-    """Every name that a template may look up outside itself, and perhaps some of its own."""
+    """Return all names that a template may look up outside itself, and perhaps some of its own."""
     names = {node.name for node in tree.find_all(nodes.Name) if node.ctx == "load"}
     return names | {node.name for node in tree.find_all(nodes.NSRef)}
 

@@ -1,8 +1,8 @@
-"""What the helper process does with templates, and what goes there and back.
+"""Jobs of the helper process with templates, and the messages to it and back.
 
 Everything that a template can make Jinja do happens in these functions: parsing, folding of
-constants, finding out what it wants, rendering. They answer even when the template fails; only
-memory that runs out, or time, is the process's end.
+constants, finding out what it wants, rendering. They answer even when the template fails; the
+process ends only if it exceeds its limit of memory or time.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def unpack(answer: bytes) -> Answer:
 
 
 def inspect(source: bytearray) -> bytes:
-    """The Facts of a template."""
+    """Return the facts of a template."""
     try:
         found = _compiled(source.decode())
     except InferwayError as e:

@@ -1,4 +1,4 @@
-"""What settings say of models' tokenizers and chat templates, checked before anything listens.
+"""Checks of tokenizers and chat templates in the settings, made before any port is opened.
 
 A value that can never become a tokenizer or a template is refused. A hub id is not fetched here:
 that is done when an engine serves the model. A tokenizer is not loaded either, only read: loading

@@ -71,7 +71,7 @@ def read_model_files(path: Path, *, follows_links: bool = False) -> ModelFiles:
 
 
 def model_files(raw: RawFiles) -> ModelFiles:
-    """Raises RenderError. Takes as much memory and time as the files make it take."""
+    """Parse a model's files; their content decides over memory and time. Raises RenderError."""
     config = _object(raw, "tokenizer_config.json")
     templates, names_templates = _templates(config, raw)
     return ModelFiles(

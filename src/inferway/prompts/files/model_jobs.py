@@ -1,7 +1,7 @@
-"""What helper processes do with a model's files: all that loading them does, and long texts; and
-what the process of an `OutsideEncoder` does, texts -> ids, and back.
+"""Jobs of helper processes with a model's files: all that loading them does, and long texts; and
+those of the process of an `OutsideEncoder`, which encodes texts and decodes ids.
 
-Standard errors are answered as such; what ends the process is known by its end.
+Standard errors are answered as such; a fault that ends the process is known by its end.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _start_threads()
 
 
 def load(argument: bytearray) -> bytes:
-    """A TrialFault, or None if all went well."""
+    """Load a model and try it; return a TrialFault, or None if all went well."""
     try:
         model = load_model(msgspec.msgpack.decode(argument, type=RawFiles))
         for text in _RUNS:
@@ -82,8 +82,8 @@ def encode(argument: bytearray) -> bytes:
 
 
 def encode_with_offsets(argument: bytearray) -> bytes:
-    """The text, behind a byte that says whether with special tokens -> the ids' bytes, and those
-    of the offsets."""
+    """Return the bytes of the ids and of their offsets. The text stands behind a byte that is 1 to
+    add special tokens."""
     [ids, offsets] = _TOKENIZER[0].encode_with_offsets(
         argument[1:].decode(), add_special_tokens=bool(argument[0])
     )
@@ -91,6 +91,6 @@ def encode_with_offsets(argument: bytearray) -> bytes:
 
 
 def decode(argument: bytearray) -> bytes:
-    """Ids, behind a byte that says whether without special tokens."""
+    """Return the ids' text. They stand behind a byte that is 1 to leave out special tokens."""
     ids = np.frombuffer(argument, dtype=np.uint32, offset=1)
     return _TOKENIZER[0].decode(ids, skip_special_tokens=bool(argument[0])).encode()

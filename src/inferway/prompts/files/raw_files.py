@@ -1,4 +1,4 @@
-"""Where a model's files are, and the bytes of those that decide over its prompts, bounded: no
+"""Places of a model's files, and the bytes of those that decide over its prompts, bounded: no
 weights, no code. A hub id -> a local directory -> the files' contents.
 
 Nobody vouches for such files: an engine names the directory, or a hub has them. So nothing is
@@ -198,7 +198,7 @@ PROBE_SECONDS = 2.0
 
 
 def file_versions(model: str) -> tuple[tuple[str, int, int, int], ...]:
-    """Something else when a file that decides over the prompts of a local model has changed;
+    """Return a value that changes with each file that decides over a local model's prompts; it is
     empty for a hub id, and for what is no path. Raises RenderError for one that cannot be read."""
     try:
         path = Path(model).expanduser()

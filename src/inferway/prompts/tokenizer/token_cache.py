@@ -1,4 +1,4 @@
-"""What was encoded before is not encoded again: the start of a growing chat.
+"""A cache of encoded starts of texts, so that a growing chat is not encoded anew each time.
 
 A text may be cut so that both sides have the ids that they have in the whole where an added token
 begins. `tokenizers` (0.23, src/tokenizer/added_vocabulary.rs) makes it exact:

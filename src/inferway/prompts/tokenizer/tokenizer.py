@@ -68,7 +68,7 @@ CHECK_TEXTS = (
 
 
 def check_texts(tokenizer: tokenizers.Tokenizer) -> list[str]:
-    """`CHECK_TEXTS`, and some with the tokenizer's own added tokens."""
+    """Return `CHECK_TEXTS`, and some texts with the tokenizer's own added tokens."""
     texts = list(CHECK_TEXTS)
     added = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
     # The first and the last: models put their oldest and their newest tokens there.
@@ -121,7 +121,7 @@ class HfEncoder:
 
 
 def encode_all(tokenizer: tokenizers.Tokenizer, texts: Sequence[str]) -> list[TokenIds]:
-    """Ids of each text, without special tokens around it. Other threads run meanwhile."""
+    """Return the ids of each text, without special tokens around. Other threads run meanwhile."""
     encodings = tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
     return [token_ids(encoding.ids) for encoding in encodings]
 
@@ -171,8 +171,8 @@ class Tokenizer:
     def encode(
         self, text: str, *, add_special_tokens: bool, keep_last: int | None = None
     ) -> TokenIds:
-        """Ids of `text`. `keep_last`: drop tokens at the start until so many are left, special
-        tokens counted but not dropped."""
+        """Return the ids of `text`. `keep_last`: drop tokens at the start until so many are left,
+        special tokens counted but not dropped."""
         self._check_followed(text)
         try:
             body = self._starts.encode(text)
@@ -196,7 +196,7 @@ class Tokenizer:
 
     @property
     def is_outside(self) -> bool:
-        """Whether texts are encoded in another process, for which the caller waits."""
+        """True if texts are encoded in another process, for which the caller waits."""
         return self._outside is not None
 
     @property
@@ -217,7 +217,7 @@ class Tokenizer:
     def encode_with_offsets(
         self, text: str, *, add_special_tokens: bool
     ) -> tuple[TokenIds, Offsets]:
-        """Ids, and where each stands in the text; slower, and always HF's encoder."""
+        """Return the ids and their offsets in the text; slower, and always by HF's encoder."""
         self._check_followed(text)
         try:
             if self._outside is not None:

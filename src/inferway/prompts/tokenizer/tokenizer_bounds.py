@@ -1,5 +1,5 @@
-"""What a tokenizer can make of a text, by what its parts say of themselves: how much longer it may
-become before tokens are looked for, and whether it takes time in proportion to the text.
+"""Bounds of a tokenizer, read from its parts: how much longer a text may become before tokens are
+looked for, and whether encoding takes time in proportion to the text.
 
 A normalizer may write ten thousand characters for each one of a request's, and then no limit on a
 request's size is one. Real tokenizers put a sign in front of a word, and one for another. Left out

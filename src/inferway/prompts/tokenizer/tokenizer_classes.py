@@ -1,5 +1,5 @@
-"""Which of transformers' tokenizer classes an engine uses for a model, and what these make of a
-tokenizer.json.
+"""The class of transformers' tokenizers that an engine uses for a model, and what each class makes
+of a tokenizer.json.
 
 The class is that of `AutoTokenizer.from_pretrained` in transformers 5.19 as vLLM 0.32 calls it
 (models/auto/tokenization_auto.py, vllm/tokenizers/registry.py), and so are the names:
