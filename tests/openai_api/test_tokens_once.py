@@ -11,10 +11,12 @@ from inferway.openai_api.kinds import PARSERS
 from inferway.openai_api.tokens_once import why_text, with_ids
 
 CHAT, COMPLETION, RESPONSE = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+MESSAGES = "/v1/messages"
 PROMPTS: dict[str, dict[str, Any]] = {
     CHAT: {"messages": [{"role": "user", "content": "hi"}]},
     COMPLETION: {"prompt": "hi"},
     RESPONSE: {"input": "hi"},
+    MESSAGES: {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1},
     "/v1/embeddings": {"input": "hi"},
 }
 TOOL = {"type": "function", "function": {"name": "f"}}
@@ -27,7 +29,7 @@ def reason(path: str, **fields: Any) -> str | None:
 @pytest.mark.parametrize(
     ("path", "fields"),
     [
-        *((path, {}) for path in (CHAT, COMPLETION, RESPONSE)),
+        *((path, {}) for path in (CHAT, COMPLETION, RESPONSE, MESSAGES)),
         (CHAT, {"tools": [TOOL], "tool_choice": "required"}),
         (CHAT, {"response_format": {"type": "json_object"}, "n": 2, "logprobs": True}),
         (CHAT, {"continue_final_message": True, "add_generation_prompt": False}),
@@ -36,6 +38,7 @@ def reason(path: str, **fields: Any) -> str | None:
         (CHAT, {"kv_transfer_params": None, "cache_salt": "s", "stream": True}),
         (COMPLETION, {"logprobs": 1, "n": 2, "add_special_tokens": False}),
         (RESPONSE, {"truncation": "disabled", "store": True}),
+        (MESSAGES, {"kv_transfer_params": None, "stream": True}),
     ],
 )
 def test_what_shapes_no_more_than_the_prompt_or_the_answer_may(
@@ -57,6 +60,7 @@ def test_what_shapes_no_more_than_the_prompt_or_the_answer_may(
         (CHAT, {"chat_template_kwargs": {"chat_template": "x"}}, "brings a template"),
         (RESPONSE, {"chat_template_kwargs": {"chat_template": "x"}}, "brings a template"),
         (CHAT, {"kv_transfer_params": {}}, "says itself what is transferred"),
+        (MESSAGES, {"kv_transfer_params": {}}, "says itself what is transferred"),
         (COMPLETION, {"prompt": [1, 2]}, "has no single text"),
         (COMPLETION, {"prompt": ["a", "b"]}, "has no single text"),
         (RESPONSE, {"truncation": "auto"}, "may be cut"),

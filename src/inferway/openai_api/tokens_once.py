@@ -65,8 +65,9 @@ def why_text(body: Body) -> str | None:
 @cache
 def _asked_of(kind: type[Body]) -> Callable[[Body], tuple[object, ...]] | None:
     """Return what takes the fields of `_STAYS` from a body; None if it takes no token ids."""
-    fields = kind.__struct_fields__
-    return attrgetter(*_STAYS.keys() & fields) if "kv_transfer_params" in fields else None
+    names = [name for name in _STAYS if name in kind.__struct_fields__]
+    names += names[:1]  # attrgetter returns a tuple for two names and more
+    return attrgetter(*names) if "kv_transfer_params" in names else None
 
 
 def with_ids(raw: bytes, body: Body, ids: bytes) -> bytes | None:
