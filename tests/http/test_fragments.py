@@ -276,10 +276,10 @@ async def test_a_body_behind_a_head_that_is_known_has_the_limit_that_was_reloade
     connection.data_received(post(b"hello"))
     server.hold_to(LimitSettings(body_bytes=4), TimeoutSettings())
     connection.data_received(post(b"other"))
-
-    assert b"HTTP/1.1 413 " in wire.written
     connection.connection_lost(None)
     await server.stop(0)
+
+    assert b"HTTP/1.1 413 " in wire.written
 
 
 NOT_KNOWN = {
