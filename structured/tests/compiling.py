@@ -18,9 +18,7 @@ from inferway_structured.grammar import Compiled, Grammar, Unenforced
 from inferway_structured.spec import Kind, Spec
 
 JOBS = "structured.tests.compile_jobs"
-SMOLLM2 = (
-    Path(__file__).parents[2] / "src" / "inferway_sim" / "smollm2"
-)  # its tokenizer
+SMOLLM2 = Path(__file__).parents[2] / "src" / "inferway_sim" / "smollm2"  # its tokenizer
 SECONDS = 120.0  # a test that waits longer fails; children are nice, and machines busy
 
 # As in an engine, but for the wall times, which a busy machine makes too short.
