@@ -63,7 +63,7 @@ from inferway.upstream.pool import Pool
 
 log = logging.getLogger("inferway")
 
-_NEW_OBJECTS = 20_000  # beyond those that went, until the collector looks: 2 MB
+_NEW_OBJECTS = 5_000  # beyond those that went, until the collector looks, which takes a millisecond
 
 # Threads that render or parse large bodies must not keep the GIL from the event loop for
 # CPython's default 5 ms at a time (DESIGN.md, decision 4).
