@@ -46,7 +46,7 @@ def ask(url: str, body: dict[str, Any]) -> tuple[float, bytes]:
 
 
 def chats(engine: str, model: str, tokens: int) -> list[dict[str, Any]]:
-    """Of about so many tokens each."""
+    """Return the bodies of real chats, of about so many tokens each."""
     files = [default_data_dir() / "chat" / f"{name}.jsonl.xz" for name in SOURCES]
     rows = [json.loads(row) for file in files for row in unpacked(file).splitlines()[1:]]
     said = [m["content"] for row in rows for m in row["messages"] if m.get("content")]

@@ -419,7 +419,7 @@ class _Slot:
             self._timer.cancel()
 
     def give_back(self) -> None:
-        """It may be called twice."""
+        """Give it back; only the first call counts."""
         self.keep()
         if self._is_taken:
             self._is_taken = False

@@ -34,25 +34,28 @@ _ASKING = frozenset({*Guided.__struct_fields__, "tools", "text", "output_config"
 _READ = _ASKING | {"guided_whitespace_pattern", "tool_choice", "use_beam_search"}
 
 _NOTHING: Mapping[str, Any] = {}
+TakeValues = Callable[[Any], tuple[Any, ...]]
 
 
 def shape_fields(body: msgspec.Struct) -> Mapping[str, Any]:
     """Return the fields of `body` that may ask for the shape of its answer, and those they are read
     with; empty, within a microsecond, if there are none."""
-    asking, absent, read = _fields_of(type(body))
-    if asking(body) == absent:
+    asking, read = _fields_of(type(body))
+    values = asking(body)
+    if values.count(None) == len(values):
         return _NOTHING
     return {name: value for name in read if (value := getattr(body, name)) is not None}
 
 
 @cache
-def _fields_of(
-    kind: type[msgspec.Struct],
-) -> tuple[Callable[[Any], Sequence[Any]], Sequence[None], Sequence[str]]:
-    """Return what takes the fields of `_ASKING` from a struct, these without values, and the names
-    of those of `_READ`."""
+def _fields_of(kind: type[msgspec.Struct]) -> tuple[TakeValues, Sequence[str]]:
+    """Return what takes the fields of `_ASKING` from a struct, and the names of its `_READ`."""
     fields = kind.__struct_fields__
-    names = [name for name in fields if name in _ASKING]
-    names += names[:1]  # attrgetter returns a tuple for two names and more
-    asking: Callable[[Any], Sequence[Any]] = attrgetter(*names) if names else lambda _: ()
-    return asking, (None,) * len(names), [name for name in fields if name in _READ]
+    return values_of([n for n in fields if n in _ASKING]), [n for n in fields if n in _READ]
+
+
+def values_of(names: Sequence[str]) -> TakeValues:
+    """Return what takes these attributes of an object, as a tuple also if they are few."""
+    if len(names) > 1:
+        return attrgetter(*names)
+    return lambda each: tuple([getattr(each, name) for name in names])

@@ -15,9 +15,7 @@ length as it does text, and would refuse them in other words, so that none may b
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
-from operator import attrgetter
 
 import msgspec
 import numpy as np
@@ -26,6 +24,7 @@ from numpy.typing import NDArray
 from inferway.model import TokenIds
 from inferway.openai_api.edits import with_prompt, with_prompt_token_ids
 from inferway.openai_api.requests import Body, CompletionRequest, ResponsesRequest
+from inferway.openai_api.shapes import TakeValues, values_of
 
 # Field -> why a request that has it stays text.
 _STAYS: dict[str, str] = {
@@ -68,12 +67,10 @@ def why_text(body: Body) -> str | None:
 
 
 @cache
-def _asked_of(kind: type[Body]) -> Callable[[Body], tuple[object, ...]] | None:
+def _asked_of(kind: type[Body]) -> TakeValues | None:
     """Return what takes the fields of `_STAYS` from a body; None if it takes no token ids."""
-    fields = kind.__struct_fields__
-    names = [name for name in _STAYS if name in fields]
-    # One name twice, because attrgetter returns a tuple for two names and more.
-    return attrgetter(*names, *names[:1]) if "kv_transfer_params" in fields else None
+    known = [name for name in _STAYS if name in kind.__struct_fields__]
+    return values_of(known) if "kv_transfer_params" in known else None
 
 
 def with_ids(raw: bytes, body: Body, ids: bytes) -> bytes | None:

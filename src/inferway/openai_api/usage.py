@@ -79,28 +79,25 @@ class UsageReader:
     """Fed with the chunks of one answer, in order and cut anywhere; works on streams and answers in
     one piece alike. It keeps the answer's end, and reads nothing before it is asked."""
 
-    __slots__ = ("_limit", "_most", "_pieces", "_size")
+    __slots__ = ("_limit", "_pieces", "_size")
 
     def __init__(self) -> None:
         self._pieces: deque[bytes] = deque()
         self._size = 0  # of the pieces together
         self._limit = 0  # of a tail that will do; 0: nothing but spaces has come
-        self._most = 0  # bytes that are kept until the tail is cut off them
 
     def feed(self, chunk: bytes) -> None:
         """Take the next piece of the answer."""
         self._pieces.append(chunk)
         self._size = size = self._size + len(chunk)
-        if size > self._most:
+        if size > 2 * self._limit:
             self._keep_tail(chunk)
 
     def _keep_tail(self, chunk: bytes) -> None:
         if not self._limit and (begun := chunk.lstrip()):
             self._limit = _BODY_TAIL_BYTES if begun.startswith(b"{") else _STREAM_TAIL_BYTES
-            self._most = 2 * self._limit
-        pieces = self._pieces
-        while self._size - len(pieces[0]) > self._limit:
-            self._size -= len(pieces.popleft())
+        while self._size - len(self._pieces[0]) > self._limit:
+            self._size -= len(self._pieces.popleft())
 
     def usage(self) -> Usage | None:
         """Return the usage that the answer has told so far, None if it has told none."""

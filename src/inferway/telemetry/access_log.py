@@ -161,7 +161,7 @@ def _text(answer: EndedAnswer) -> str:
         f"{stamp(answer.at)} INFO    {LOGGER}:"
         f"{_asked(answer.client, answer.method, answer.path[:_MAX_PATH])}"
         f" status={status} outcome={answer.outcome or _outcome_of(status)}{decided}"
-        f" total_ms={int(answer.seconds * 1e4) / 10}{tokens}"
+        f" total_ms={_milliseconds(answer.seconds)}{tokens}"
         f"{'' if size is None else f' bytes={size}'}"
         f"{f' request_id={quoted(answer.request_id)}' if answer.request_id else ''}"
         f"{f' trace_id={trace}' if trace else ''}"
@@ -195,7 +195,7 @@ def _told(record: Record) -> tuple[str, str]:
         by = "" if engine is None else f" prefill_engine={quoted(engine.endpoint.engine)}"
         decided += f"{by} prefill_ms={_milliseconds(prefill_ms)}"
     if record.begun_at:
-        decided += f" ttft_ms={int((record.begun_at - record.opened_at) * 1e4) / 10}"
+        decided += f" ttft_ms={_milliseconds(record.begun_at - record.opened_at)}"
     if usage is None:
         return decided, ""
     cached = "" if usage.cached is None else f" cached_tokens={usage.cached}"

@@ -184,7 +184,7 @@ class _Search:
         self._align = layout.alignment
 
     def agreed(self, hit: int) -> Reuse:
-        """What all groups agree on, as HybridKVCacheCoordinator finds it."""
+        """Return the reuse that all groups agree on, as HybridKVCacheCoordinator finds it."""
         layout, lookups = self._layout, self._layout.lookups
         once = len(lookups) == 2 and lookups[0][0].is_full
         full_hits: dict[int, int] = {}

@@ -202,14 +202,14 @@ class _Said:
         self.calls.append({"id": id, "type": "function", "function": function})
 
     def repeat(self, block: JsonObject) -> None:
-        """What an assistant says that a tool has answered: text, or Python's form of blocks."""
+        """Add a tool's answer that an assistant repeats: text, or Python's form of blocks."""
         content = block.get("content")
         if content is not None and not isinstance(content, str):
             _blocks(content)
         self.parts.append({"type": "text", "text": f"Tool result: {content or ''}"})
 
     def nothing(self, block: JsonObject) -> None:
-        """It is not for templates."""
+        """Leave out a block that templates do not see."""
 
 
 _BLOCKS: Mapping[str, Callable[[_Said, JsonObject], None]] = {
