@@ -19,6 +19,7 @@ THIS = Path(__file__).relative_to(ROOT)
 UPWARD = re.compile(r"(?<![\w./=])(?:\.\./)+[\w][\w./-]*")
 # What was beside the checkout once, and folders of a machine on which results were measured.
 OUTSIDE = re.compile(r"\bshared/data\b|/work/|(?<!\w)/root/(?!\.cache/)")
+WRITTEN = frozenset({"tests/fuzz/found"})  # paths that modules name because they make them
 MADE = re.compile(r"^(__pycache__|node_modules|.*\.egg-info)$")  # by a run; git ignores them
 WRITES_PAGES, PAGES = Path("bench/src/inferway_bench"), Path("docs/benchmarks")
 DIRNAME = re.compile(r"dirname \"?\$\{?(?:BASH_SOURCE\[0\]|0)\}?\"?\)((?:/\.\.)*)")
@@ -114,6 +115,18 @@ def test_no_expression_of_a_program_climbs_above_the_root() -> None:
     ]
 
     assert outside == []
+
+
+def test_paths_that_modules_name_are_there() -> None:
+    missing = [
+        f"{path}: {name} = {place}"
+        for path in texts()
+        if path.suffix == ".py"
+        for name, place in Places(path).names.items()
+        if is_within(place) and not (ROOT / place).exists() and place not in WRITTEN
+    ]
+
+    assert missing == []
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ PAGE = ROOT / "docs" / "compatibility.md"
 BEGIN, END = "<!-- compatibility -->", "<!-- end of compatibility -->"
 
 GOLDEN = ROOT / "tests" / "golden"
-MODEL = str(ROOT / "src" / "inferway" / "prompts" / "files" / "smollm2")
+MODEL = str(ROOT / "src" / "inferway_sim" / "smollm2")
 RECORDER_SECONDS = 600
 
 INSTALLED_VERSION = "0.32.0"  # scripts/install_vllm.sh has it

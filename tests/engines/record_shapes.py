@@ -19,7 +19,7 @@ from tests.engines.drawn_shapes import Drawn, drawn_shapes
 
 ROOT = Path(__file__).parents[2]
 SHAPES = ROOT / "structured" / "tests" / "vllm_shapes.jsonl.xz"
-TOKENIZER = ROOT / "src" / "inferway" / "prompts" / "files" / "smollm2"
+TOKENIZER = ROOT / "src" / "inferway_sim" / "smollm2"
 
 
 # Outlines may compile for minutes: what its validation takes counts as served.
