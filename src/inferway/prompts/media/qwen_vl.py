@@ -1,0 +1,45 @@
+"""Qwen2-VL and Qwen2.5-VL: a picture becomes as many `<|image_pad|>` as it has merged patches.
+
+Sources: transformers 5.19, models/qwen2_vl/image_processing_qwen2_vl.py (`smart_resize`); vLLM 0.32,
+model_executor/models/qwen2_vl.py (`_get_prompt_updates`).
+"""
+
+from __future__ import annotations
+
+import math
+
+from inferway.prompts.media.rule import MediaModel, MediaRule, Size
+
+_TOKEN = "<|image_pad|>"
+_MOST_ASPECT = 200  # the processor refuses pictures that are longer in one direction
+
+
+def rule(model: MediaModel) -> MediaRule | None:
+    """Return the rule of a model of the family; None if its vocabulary has no such token."""
+    token = model.token_id(_TOKEN)
+    if token is None:
+        return None
+    processor = model.processor
+    size = processor.get("size") or {}
+    factor = processor["patch_size"] * processor["merge_size"]
+    least = processor.get("min_pixels") or size["shortest_edge"]
+    most = processor.get("max_pixels") or size["longest_edge"]
+
+    def expand(size: Size) -> list[int] | None:
+        if max(size) / min(size) > _MOST_ASPECT:
+            return None
+        return [token] * _patches(size, factor, least, most)
+
+    return MediaRule("<|vision_start|><|image_pad|><|vision_end|>", (token,), expand)
+
+
+def _patches(size: Size, factor: int, least: int, most: int) -> int:
+    """Return the number of squares of `factor` pixels of the resized picture."""
+    width, height = (max(round(side / factor), 1) * factor for side in size)
+    if width * height > most:
+        scale = math.sqrt(size.width * size.height / most)
+        width, height = (max(factor, math.floor(s / scale / factor) * factor) for s in size)
+    elif width * height < least:
+        scale = math.sqrt(least / (size.width * size.height))
+        width, height = (math.ceil(s * scale / factor) * factor for s in size)
+    return width // factor * (height // factor)
