@@ -58,6 +58,9 @@ values. They never contain prompt text.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from inferway_structured.errors import (
     BodyTooLargeError as BodyTooLargeError,
 )
@@ -307,6 +310,15 @@ class RenderError(FleetError):
         self.reason = reason
         self.retry_after = 1 if reason in _PASSING_REASONS else None
         self.code = reason.replace("-", "_")
+
+
+class UnknownMediaError(RenderError):
+    """Nothing is known of a prompt before its first part that is not text; `names` are those that
+    its media get all the same (model.MediaName)."""
+
+    def __init__(self, message: str, names: Sequence[Any] = ()) -> None:
+        super().__init__(message, reason="media")
+        self.names = names
 
 
 class ClientGoneError(InferwayError):

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
@@ -199,11 +199,30 @@ class Reason(StrEnum):
         )
 
 
+class MediaSpan(NamedTuple):
+    """The tokens of a prompt that stand for one picture, sound or video; `identifier` is the
+    engine's name for it, which is a part of its blocks' keys."""
+
+    identifier: str
+    offset: int
+    length: int
+
+
+class MediaName(NamedTuple):
+    """The `uuid` that a part of a chat's message gets; both are counted from 0."""
+
+    message: int
+    part: int
+    uuid: str
+
+
 class Tokenized(msgspec.Struct, frozen=True):
     """A request's prompts as token ids: whole and exact, unless `reason` says how far."""
 
     token_ids: list[TokenIds]  # one per prompt, in order
     reason: Reason = Reason.KV_AWARE
+    media: Sequence[MediaSpan] = ()  # of the only prompt, in order
+    names: Sequence[MediaName] = ()  # by which `media` are known: the engine must get them, too
 
 
 class ContextLengths(msgspec.Struct, frozen=True):
@@ -249,6 +268,7 @@ class Prompt(msgspec.Struct, frozen=True):
     token_ids: TokenIds
     block_keys: Sequence[BlockKey]
     places: Places | None = None  # for engines with blocks of several sizes; None: there are none
+    media: Sequence[MediaSpan] = ()  # a prompt with media is more than its ids
 
 
 Column: TypeAlias = "NDArray[np.float64]"

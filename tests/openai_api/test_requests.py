@@ -127,6 +127,8 @@ OPTIONAL: dict[type[Body], dict[str, Any]] = {
         "prompt_logprobs": 1,
         "return_token_ids": True,
         "return_prompt_text": True,
+        "mm_processor_kwargs": {"max_pixels": 1},
+        "media_io_kwargs": {"image": {}},
         "use_beam_search": False,
         "n": 2,
         "kv_transfer_params": {"prompt_token_ids": [1]},

@@ -12,12 +12,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from operator import attrgetter
 
 import msgspec
 import numpy as np
 
 from inferway.errors import InvalidRequestError
+from inferway.model import MediaName
 from inferway.openai_api.lenient import json_bytes, json_object
 from inferway_structured.decoding import UNREADABLE
 from inferway_structured.sse import WholeEvents, with_data
@@ -175,6 +178,38 @@ def _media_uuids_anew(body: bytes, make: Callable[[str], str]) -> bytes:
             "body: no standard JSON, in which the 'uuid' of a message's part must be set; send JSON"
             " without NaN and lone surrogates"
         ) from None
+
+
+def with_media_names(body: bytes, names: Sequence[MediaName]) -> bytes:
+    """Return `body`, a chat, with these names as the `uuid` of its parts; `body` itself if it has
+    them. Raises InvalidRequestError for a large body that would have to be written anew."""
+    try:
+        return _with_names(body, names)
+    except UNREADABLE:
+        if len(body) > MAX_BYTES:
+            raise _too_large(body, "uuid") from None
+        return _with_names(json_bytes(json_object(body)), names)
+
+
+def _with_names(body: bytes, names: Sequence[MediaName]) -> bytes:
+    messages = _ARRAY.decode(_OBJECT.decode(body)["messages"])
+    edits: list[tuple[int, int, bytes]] = []  # from, to, new
+    for number, of_message in groupby(names, key=attrgetter("message")):
+        parts = _ARRAY.decode(_OBJECT.decode(messages[number])["content"])
+        for name in of_message:
+            part, new = parts[name.part], msgspec.json.encode(name.uuid)
+            given = _OBJECT.decode(part).get("uuid")
+            if given is None:
+                after = _place(part, body) + 1
+                edits.append((after, after, b'"uuid":%b,' % new))
+            elif bytes(given) != new:
+                start = _place(given, body)
+                edits.append((start, start + len(bytes(given)), new))
+    pieces, end = [], 0
+    for start, until, new in sorted(edits):
+        pieces += [body[end:start], new]
+        end = until
+    return b"".join([*pieces, body[end:]]) if pieces else body
 
 
 def _no_uuid() -> InvalidRequestError:

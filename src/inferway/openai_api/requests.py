@@ -160,6 +160,8 @@ class ChatRequest(_RenderedRequest, frozen=True, kw_only=True):
     continue_final_message: bool | None = None  # absent: false
     reasoning_effort: str | None = None
     return_prompt_text: bool | None = None
+    mm_processor_kwargs: JsonObject | None = None
+    media_io_kwargs: JsonObject | None = None
     max_completion_tokens: int | None = None
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 
 from inferway.errors import InferwayError, PanicError, RenderError, panic_as_error
@@ -12,6 +12,8 @@ from inferway.prompts.chat.chat_template import ChatTemplate
 from inferway.prompts.files.model_files import GPT_OSS, ModelFiles, model_files
 from inferway.prompts.files.model_processes import OutsideEncoder
 from inferway.prompts.files.raw_files import RawFiles, template_source
+from inferway.prompts.media.families import rule_of
+from inferway.prompts.media.rule import MediaModel
 from inferway.prompts.tokenizer.tokenizer import Tokenizer
 
 # Compiled templates that callers of the library have brought, kept for each model.
@@ -45,6 +47,9 @@ class LoadedModel:
         self.own_renderer = files.own_renderer
         self.media_first = files.media_first
         self.tokenizer = Tokenizer(files.tokenizer, outside)
+        self.media_rule = rule_of(
+            MediaModel(files.tokenizer.model_config, files.processor, self._token_id, self._ids)
+        )
         self.render_time = RenderTime()
         self._sources = files.templates
         self._named = files.templates if files.names_templates else {}
@@ -57,6 +62,14 @@ class LoadedModel:
             if source is not None:
                 with contextlib.suppress(RenderError):
                     _ = self._compile(source).refuses_inline_system  # takes as long
+
+    def _ids(self, text: str) -> Sequence[int]:
+        ids: Sequence[int] = self.tokenizer.encode(text, add_special_tokens=False).tolist()
+        return ids
+
+    def _token_id(self, token: str) -> int | None:
+        ids = self._ids(token)
+        return ids[0] if len(ids) == 1 else None
 
     @property
     def template_names(self) -> list[str]:

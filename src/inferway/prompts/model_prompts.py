@@ -16,6 +16,7 @@ from inferway.errors import (
     InvalidRequestError,
     PromptTooLongError,
     RenderError,
+    UnknownMediaError,
     crash_report,
     panic_as_error,
 )
@@ -40,7 +41,6 @@ from inferway.prompts.chat.conversation import (
     untrusted_template,
 )
 from inferway.prompts.chat.helper_templates import RequestTemplates
-from inferway.prompts.chat.media import text_before_media
 from inferway.prompts.chat.messages_input import (
     MessageRules,
     as_chat,
@@ -49,6 +49,7 @@ from inferway.prompts.chat.messages_input import (
 )
 from inferway.prompts.chat.template_jobs import pack
 from inferway.prompts.fidelity import other_flags
+from inferway.prompts.media.chat_media import ChatMedia
 from inferway.prompts.render_requests import (
     Encoding,
     GetOrCreateTokenizerKeyRequest,
@@ -82,6 +83,7 @@ class ModelPrompts:
     ) -> None:
         self._renderer = renderer
         self._model = renderer.loaded(key)
+        self.media = ChatMedia(self._model.tokenizer, self._model.media_rule)
         self.max_model_len = max_model_len
         self._least_model_len = max_model_len  # where engines differ, that of the least
         self._rules = OLDER_RULES
@@ -217,28 +219,23 @@ class ModelPrompts:
         try:
             return Tokenized([(await self.render_chat(body)).input_ids])
         except RenderError as e:
-            # Where the processor puts media in front of the text, or the end is kept, even the
-            # first token depends on them.
-            cut = body.truncate_prompt_tokens is not None
-            if e.reason != Reason.MEDIA or self._model.media_first or cut or brings_template(body):
+            if e.reason != Reason.MEDIA or self._model.media_first or brings_template(body):
                 raise
-        start = await self._renderer.off_loop_if_large(
-            self._model,
-            _chat_size(body).to_render_and_encode,
-            partial(self._start_before_media, body),
+        size = _chat_size(body).to_render_and_encode
+        found = await self._renderer.off_loop_if_large(
+            self._model, size, partial(self._with_media, body)
         )
-        return Tokenized([start], Reason.MEDIA_PREFIX)
+        limit = self.max_model_len
+        if limit is not None and len(found.token_ids[0]) >= limit:
+            raise UnknownMediaError("the prompt is too long: the engine says so", found.names)
+        return found
 
-    def _start_before_media(self, body: ChatRequest) -> TokenIds:
-        """What is known of a chat with parts that are not text: at least one token."""
-        known = text_before_media(body, self._wanted(body, *self._template(body)), self._text)
-        text = known.text if known.whole else known.text[: known.end]
-        ids = self._model.tokenizer.encode_settled(
-            text, known.end, add_special_tokens=bool(body.add_special_tokens)
-        )
-        if not len(ids):
-            raise RenderError("nothing is known before the first media part", reason=Reason.MEDIA)
-        return ids
+    def _with_media(self, body: ChatRequest) -> Tokenized:
+        """Return what is known of a chat with parts that are not text: at least one token."""
+        content_format = self._wanted(body, *self._template(body))
+        # Where the prompt is cut at its start, even its first token depends on its media.
+        is_cut = body.truncate_prompt_tokens is not None
+        return self.media.tokenized(body, content_format, self._text, is_cut=is_cut)
 
     async def render_chat(self, body: ChatRequest) -> RenderResult:
         """Return the chat as text and ids. Raises as `tokenize` does."""

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from typing import Protocol, TypeVar
 
@@ -38,7 +39,7 @@ from inferway.model import (
     SchedulingResult,
     Target,
 )
-from inferway.openai_api.edits import with_model
+from inferway.openai_api.edits import with_media_names, with_model
 from inferway.openai_api.kinds import PARSERS, Parse
 from inferway.openai_api.llm_request import LLMRequest, Objectives
 from inferway.openai_api.requests import Body, tells_its_reuse
@@ -299,6 +300,10 @@ class ByPrompt(msgspec.Struct):
             journey.matched, reason = lookup.prompts, lookup.reason
             journey.goes_on = not reason.is_whole
             request = with_prompts(request, lookup.prompts, are_whole=reason.is_whole)
+            if lookup.names and not self.is_hypothetical:
+                name = partial(with_media_names, names=lookup.names)
+                named = await director.parse(name, journey.known_body)
+                request = msgspec.structs.replace(request, raw=journey.name_media(named))
         if director.scoring or waited:
             candidates = director.candidates(model.name, within)
         candidates = self._that_fit(journey, candidates, model, request)

@@ -33,6 +33,7 @@ from inferway.routing.limits.slot import Slot
 from inferway.routing.match import MatchedPrompts, Matcher
 from inferway.routing.prefill_leg import PrefillLeg
 from inferway.routing.record import Record
+from inferway.routing.salt import UUID_EDIT
 from inferway.routing.structured_gate.gate import Gate
 from inferway.routing.structured_gate.shape import Shape
 from inferway.scheduling.plugin import RequestListener, RequestOutcome
@@ -104,7 +105,9 @@ class Routed(msgspec.Struct, frozen=True):
         if self.decision.reason is not Reason.KV_AWARE:
             return None
         prompts = next(iter(self.prompts.values()), ())
-        return prompts[0].prompt.token_ids if len(prompts) == 1 else None
+        if len(prompts) != 1 or prompts[0].prompt.media:  # ids alone are no picture
+            return None
+        return prompts[0].prompt.token_ids
 
 
 # `extension.Extension.on_request`.
@@ -226,6 +229,14 @@ class Journey:
         self.body = self.known_body = body
         self.edits.append(b"model")
         self._names = ModelRenamer(asked)
+
+    def name_media(self, body: bytes) -> bytes:
+        """Send the request on as `body`, in which its media have names; return it."""
+        if body is not self.known_body:
+            self.body = self.known_body = body
+            if UUID_EDIT not in self.edits:
+                self.edits.append(UUID_EDIT)
+        return body
 
     def listen(self, listener: RequestListener) -> None:
         """Have `listener` hear what becomes of the request, behind the earlier ones."""

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from inferway.errors import (
     InferwayError,
     RenderError,
+    UnknownMediaError,
     crash_report,
     panic_as_error,
 )
@@ -31,6 +32,7 @@ from inferway.model import (
     Cut,
     Endpoint,
     HolderId,
+    MediaName,
     Prompt,
     Reason,
     TokenIds,
@@ -68,6 +70,7 @@ class Lookup(msgspec.Struct, frozen=True):
 
     prompts: MatchedPrompts
     reason: Reason  # whether the prompts are known to their end
+    names: Sequence[MediaName] = ()  # that the media of the body must get
 
 
 @dataclass(slots=True)
@@ -89,6 +92,8 @@ class Matcher:
             return Lookup({}, Reason.NO_BLOCK_SIZE)
         try:
             return await self.match(model, body)
+        except UnknownMediaError as e:
+            return Lookup({}, Reason.MEDIA, e.names)
         except RenderError as e:
             return Lookup({}, Reason(e.reason))
         except InferwayError:
@@ -132,22 +137,24 @@ class Matcher:
         matched = map(Matched, prompts, found, repeat(is_read))
         each = len(tokenized.token_ids)
         by_cut = {cut: list(islice(matched, each)) for cut in model.cuts}
-        return Lookup(by_cut, tokenized.reason)
+        return Lookup(by_cut, tokenized.reason, tokenized.names)
 
     async def _prompts(
         self, model: ServedModel, tokenized: Tokenized, extras: BlockExtras | None
     ) -> list[Prompt]:
         prompts: list[Prompt] = []
-        has_layouts = self.index.has_layouts
+        has_layouts, media, of_cut = self.index.has_layouts, tokenized.media, extras
         for cut in model.cuts:
             hasher = self._hashers.get(cut)
             if hasher is None:
                 hasher = BlockHasher(block_size_of(cut), self.key_seed, lookahead_of(cut))
                 self._hashers[cut] = hasher
+            if media:
+                of_cut = (extras or BlockExtras()).with_media(media, hasher.block_size)
             for ids in tokenized.token_ids:
-                keys = await self._keys(hasher, ids, extras)
-                places = PromptPlaces(hasher, ids, keys, extras) if has_layouts else None
-                prompts.append(Prompt(ids, keys, places))
+                keys = await self._keys(hasher, ids, of_cut)
+                places = PromptPlaces(hasher, ids, keys, of_cut) if has_layouts else None
+                prompts.append(Prompt(ids, keys, places, media))
         return prompts
 
     async def _found(self, prompts: Sequence[Prompt]) -> Sequence[MatchResult]:
@@ -229,10 +236,10 @@ class Matcher:
     ) -> list[BlockKey]:
         block_size, behind_block = hasher.block_size, hasher.lookahead
         keys = hasher.keys(ids[: LONG_BLOCKS * block_size + behind_block], extras)
-        behind = None if extras is None else BlockExtras(extras.every)  # a request's are no others
         for start in range(LONG_BLOCKS, (len(ids) - behind_block) // block_size, LONG_BLOCKS):
             await self._breathe(keys)
             piece = ids[start * block_size : (start + LONG_BLOCKS) * block_size + behind_block]
+            behind = None if extras is None else extras.behind(start)
             keys += hasher.keys(piece, behind, keys[-1])
         await self._breathe(keys)
         return keys

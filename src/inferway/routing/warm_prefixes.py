@@ -61,7 +61,7 @@ class WarmPrefixes:
             return
         salt, now = routed.request.body.cache_salt, routed.candidates.now
         for item in next(iter(routed.prompts.values())):
-            if item.prompt.block_keys:
+            if item.prompt.block_keys and not item.prompt.media:
                 self._keep(routed.model.name, item, salt, now)
 
     def __len__(self) -> int:

@@ -265,6 +265,8 @@ def _may_be_repeated(routed: Routed) -> bool:
     if not body.tells_ids or any(isinstance(prompt, list) for prompt in body.prompts):
         return False  # no engine tells the ids of others, and ids are not rendered
     prompts: Sequence[Matched] = next(iter(routed.prompts.values()), ())
+    if any(item.prompt.media for item in prompts):
+        return False  # their ids are compared with each answer's count (media_check)
     num_tokens = sum(len(item.prompt.token_ids) for item in prompts)
     return num_tokens <= MAX_LIVE_TOKENS and len(routed.request.raw) <= MAX_LIVE_BYTES
 

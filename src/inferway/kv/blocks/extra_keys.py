@@ -21,6 +21,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from inferway.model import MediaSpan
+
 # (kind, value, offset): kinds are lora, lora_id, lora_path, key, mm, other
 ExtraItem = tuple[str, str, int]
 ExtraItems = tuple[ExtraItem, ...]
@@ -35,6 +37,27 @@ class BlockExtras:
 
     every: ExtraItems = ()
     at: Mapping[int, ExtraItems] = field(default_factory=lambda: _EMPTY)
+
+    def behind(self, num_blocks: int) -> BlockExtras:
+        """Return the items of the blocks behind the first so many."""
+        if not self.at:
+            return self
+        at = {i - num_blocks: items for i, items in self.at.items() if i >= num_blocks}
+        return BlockExtras(self.every, at)
+
+    def with_media(self, media: Sequence[MediaSpan], block_size: int) -> BlockExtras:
+        """Return the same with the media of a prompt, each in all blocks that its tokens touch
+        (vLLM 0.32, kv_cache_utils.py `_gen_mm_extra_hash_keys`)."""
+        at: dict[int, ExtraItems] = {}
+        for each in media:
+            first, last = each.offset // block_size, (each.offset + each.length - 1) // block_size
+            for i in range(first, last + 1 if each.length else first):
+                item = ("mm", each.identifier, each.offset - i * block_size)
+                at[i] = (*at.get(i, ()), item)
+        for i, items in self.at.items():
+            paths = tuple([item for item in items if item[0] == "lora_path"])
+            at[i] = paths + at.get(i, ()) + items[len(paths) :]
+        return BlockExtras(self.every, at)
 
 
 def request_extras(

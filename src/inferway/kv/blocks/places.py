@@ -73,6 +73,6 @@ class PromptPlaces:
         ids = self._ids[start : start + hasher.block_size + hasher.lookahead]
         extras = self._extras
         if block and extras is not None:
-            extras = BlockExtras(extras.every)  # a request's other extras are the first block's
+            extras = BlockExtras(extras.every)  # the others are the first block's: no media here
         parent = self._keys[block - 1] if block else None
         return within.keys(np.ascontiguousarray(ids), extras, parent)

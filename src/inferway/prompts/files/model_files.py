@@ -62,6 +62,7 @@ class ModelFiles:
     processor_template: str | None = field(default=None, repr=False)
     own_renderer: str | None = None  # vLLM renders chats of this model in code of its own
     media_first: bool = False  # its processor puts images in front of the text
+    processor: Mapping[str, Any] = field(default_factory=dict, repr=False)  # of its pictures
 
 
 def read_model_files(path: Path, *, follows_links: bool = False) -> ModelFiles:
@@ -88,6 +89,7 @@ def model_files(raw: RawFiles) -> ModelFiles:
         processor_template=_processor_template(raw),
         own_renderer=_own_renderer(raw),
         media_first=bool(_MEDIA_FIRST & set(_architectures(raw))),
+        processor=_picture_processor(raw),
     )
 
 
@@ -166,6 +168,13 @@ def _processor(raw: RawFiles) -> str | None:
         if isinstance(processor, str):
             return processor
     return "" if any(name in raw.files for name in PROCESSOR_FILES) else None
+
+
+def _picture_processor(raw: RawFiles) -> JsonObject:
+    """Return the settings of what processes pictures, from the file that transformers takes them
+    from (image_processing_base.py, `get_image_processor_dict`)."""
+    nested = _object(raw, "processor_config.json").get("image_processor")
+    return nested if isinstance(nested, dict) else _object(raw, "preprocessor_config.json")
 
 
 def _architectures(raw: RawFiles) -> list[str]:

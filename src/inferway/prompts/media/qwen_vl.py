@@ -1,7 +1,7 @@
 """Qwen2-VL and Qwen2.5-VL: a picture becomes as many `<|image_pad|>` as it has merged patches.
 
-Sources: transformers 5.19, models/qwen2_vl/image_processing_qwen2_vl.py (`smart_resize`); vLLM 0.32,
-model_executor/models/qwen2_vl.py (`_get_prompt_updates`).
+Sources: transformers 5.19, models/qwen2_vl/image_processing_qwen2_vl.py (`smart_resize`); vLLM
+0.32, model_executor/models/qwen2_vl.py (`_get_prompt_updates`).
 """
 
 from __future__ import annotations

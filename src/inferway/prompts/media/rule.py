@@ -69,7 +69,7 @@ def expanded(
     pieces: list[Sequence[int] | TokenIds] = []
     spans: list[Span] = []
     end, length = 0, 0
-    for size, start in zip(sizes, _places(ids, rule.target), strict=False):
+    for size, start in zip(sizes, places(ids, rule.target), strict=False):
         tokens = rule.expand(size)
         if tokens is None:
             return None
@@ -83,7 +83,7 @@ def expanded(
     return np.concatenate([*pieces, ids[end:]]).astype(np.uint32, copy=False), spans
 
 
-def _places(ids: TokenIds, target: Sequence[int]) -> list[int]:
+def places(ids: TokenIds, target: Sequence[int]) -> list[int]:
     """Return where the target begins, without overlaps."""
     found: list[int] = []
     for start in np.flatnonzero(ids == target[0]).tolist():

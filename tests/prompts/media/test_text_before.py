@@ -23,7 +23,7 @@ from inferway.openai_api.requests import ChatRequest
 from inferway.prompts import GetOrCreateTokenizerKeyRequest, ModelPrompts, Renderer
 from inferway.prompts.chat.chat_template import ChatInput, ChatTemplate
 from inferway.prompts.chat.conversation import chat_input
-from inferway.prompts.chat.media import KnownText, text_before_media
+from inferway.prompts.media.text_before import KnownText, text_before_media
 from inferway.prompts.tokenizer.tokenizer import Tokenizer
 
 MakePrompts = Callable[..., ModelPrompts]
@@ -393,7 +393,7 @@ def test_where_even_the_first_token_depends_on_an_image_nothing_is_known(
 
 # against the engine's own processors
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "prompts" / "vllm_media.jsonl.gz"
+GOLDEN = Path(__file__).parents[2] / "golden" / "prompts" / "vllm_media.jsonl.gz"
 
 
 @pytest.mark.slow

@@ -28,6 +28,7 @@ from inferway.model import Reason
 from inferway.openai_api.requests import ChatRequest
 from inferway.prompts.chat.content_format import ContentFormat
 from inferway.prompts.chat.conversation import MediaPart, extra_fields, is_media
+from inferway.prompts.media.items import modality
 
 JsonObject = dict[str, Any]
 Render = Callable[[ChatRequest], str]
@@ -41,19 +42,6 @@ _PLACEHOLDER = re.compile(
     r"[<\[][^<>\[\]\s]{0,40}(?:image|img|video|audio|vision|media|patch|unused)[^<>\[\]\s]{0,40}[>\]]",
     re.IGNORECASE,
 )
-
-# What vLLM calls a part in front of a template, by the field that has its content.
-_MODALITIES = {
-    "image_url": "image",
-    "image_pil": "image",
-    "image_embeds": "image",
-    "input_image": "image",
-    "audio_embeds": "audio",
-    "video_embeds": "video",
-    "audio_url": "audio",
-    "input_audio": "audio",
-    "video_url": "video",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +59,11 @@ def text_before_media(
 ) -> KnownText:
     """Raises RenderError if nothing can be known. `render` writes a chat as its template does."""
     _refuse_embeddings(body.messages)
-    marked = _written(body, render, _marked)
+    marked = written(body, render, _marked)
     if content_format == "openai":
-        text = _written(body, render, _as_parts)
+        text = written(body, render, as_parts)
     else:
-        text = _written(body, render, _marked_in_front)
+        text = written(body, render, _marked_in_front)
     end = min(_common_length(text, marked), _place(_MARKER, text), _place(_MARKER, marked))
     looks_like_one = _PLACEHOLDER.search(text, 0, end)
     if looks_like_one is not None:
@@ -83,7 +71,9 @@ def text_before_media(
     return KnownText(text, end, whole=content_format == "openai")
 
 
-def _written(body: ChatRequest, render: Render, change: Callable[[list[Any]], list[Any]]) -> str:
+def written(body: ChatRequest, render: Render, change: Callable[[list[Any]], list[Any]]) -> str:
+    """Return the chat as `render` writes it, with `change` of the contents that have media. Raises
+    RenderError."""
     messages = [
         {**message, "content": change(message["content"])} if _has_media(message) else message
         for message in body.messages
@@ -91,7 +81,7 @@ def _written(body: ChatRequest, render: Render, change: Callable[[list[Any]], li
     try:
         return render(msgspec.structs.replace(body, messages=messages))
     except TemplateError as e:  # it may take what the engine gives it in place of ours
-        raise _unknown(str(e)) from e
+        raise unknown(str(e)) from e
 
 
 def _has_media(message: JsonObject) -> bool:
@@ -107,19 +97,12 @@ def _marked_in_front(parts: list[Any]) -> list[Any]:
     return sorted(_marked(parts), key=lambda part: part != _MARKER)
 
 
-def _as_parts(parts: list[Any]) -> list[Any]:
+def as_parts(parts: list[Any]) -> list[Any]:
+    """Return the parts as vLLM gives them to a template that wants parts."""
     return [
-        MediaPart(type=_modality(part), **extra_fields(part)) if is_media(part) else part
+        MediaPart(type=modality(part), **extra_fields(part)) if is_media(part) else part
         for part in parts
     ]
-
-
-def _modality(part: JsonObject) -> Any:
-    """vLLM goes by the type, or by the first field it knows if there is none or a `uuid`."""
-    kind = part.get("type")
-    if part.get("uuid") is None and kind is not None:
-        return _MODALITIES.get(kind, kind) if isinstance(kind, str) else kind
-    return next((name for field, name in _MODALITIES.items() if field in part), kind)
 
 
 def _refuse_embeddings(messages: Iterable[JsonObject]) -> None:
@@ -127,7 +110,7 @@ def _refuse_embeddings(messages: Iterable[JsonObject]) -> None:
     for message in filter(_has_media, messages):
         for part in message["content"]:
             if is_media(part) and "prompt_embeds" in (part.get("type"), *part):
-                raise _unknown("a prompt with embeddings has no blocks that others share")
+                raise unknown("a prompt with embeddings has no blocks that others share")
 
 
 def _common_length(a: str, b: str) -> int:
@@ -144,5 +127,6 @@ def _place(marker: str, text: str) -> int:
     return len(text) if place < 0 else place
 
 
-def _unknown(why: str) -> RenderError:
+def unknown(why: str) -> RenderError:
+    """Return the error for a chat of which nothing is known."""
     return RenderError(f"nothing is known before the first media part: {why}", reason=Reason.MEDIA)

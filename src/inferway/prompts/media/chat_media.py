@@ -1,0 +1,164 @@
+"""A chat with pictures -> its token ids, and the place and name of each picture in them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from inferway.errors import RenderError, UnknownMediaError
+from inferway.model import MediaSpan, Reason, TokenIds, Tokenized
+from inferway.openai_api.requests import ChatRequest
+from inferway.prompts.chat.content_format import ContentFormat
+from inferway.prompts.chat.conversation import is_media
+from inferway.prompts.media.items import MediaItem, MediaItems, names_of
+from inferway.prompts.media.rule import MediaRule, expanded, places
+from inferway.prompts.media.text_before import as_parts, text_before_media, unknown, written
+from inferway.prompts.tokenizer.tokenizer import Tokenizer
+
+log = logging.getLogger("inferway")
+
+Render = Callable[[ChatRequest], str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Chat:
+    """A chat with media, and how its template writes it."""
+
+    body: ChatRequest
+    items: Sequence[MediaItem]
+    content_format: ContentFormat
+    render: Render
+
+
+class ChatMedia:
+    """The media of one model's chats. `rule`: how its engines write pictures; None: it is not
+    known, and a chat is known up to its first media item. Any thread may call it."""
+
+    def __init__(self, tokenizer: Tokenizer, rule: MediaRule | None) -> None:
+        self._tokenizer = tokenizer
+        self._rule = rule
+        self._items = MediaItems()
+
+    @property
+    def has_rule(self) -> bool:
+        """True if the tokens of pictures are known here."""
+        return self._rule is not None
+
+    def drop_rule(self, why: str) -> None:
+        """Believe the rule no more, because an engine has contradicted it; said once."""
+        if self._rule is None:
+            return
+        self._rule = None
+        log.error(
+            "the rule for pictures of this model is wrong, and dropped: %s; from now on chats are"
+            " known up to their first picture (reason media-prefix). Fix: restart the gateway once"
+            " its version of the rule is that of the engines",
+            why,
+        )
+
+    def tokenized(
+        self,
+        body: ChatRequest,
+        content_format: ContentFormat,
+        render: Render,
+        *,
+        is_cut: bool = False,
+    ) -> Tokenized:
+        """Return what is known of a chat with media: at least one token. `is_cut`: its end is kept,
+        so that nothing is known before all is. Raises UnknownMediaError, with the names that its
+        media get all the same."""
+        items = self._items.of(body.messages, body.cache_salt)
+        names = names_of(items)
+        try:
+            if is_cut:
+                raise RenderError("the prompt is cut at its start", reason=Reason.MEDIA)
+            found = self._with_pictures(_Chat(body, items, content_format, render))
+            if found is None:
+                found = Tokenized(
+                    [self._before_media(body, content_format, render)], Reason.MEDIA_PREFIX
+                )
+        except RenderError as e:
+            if e.reason != Reason.MEDIA:
+                raise
+            raise UnknownMediaError(str(e), names) from e
+        return msgspec.structs.replace(found, names=names)
+
+    def _before_media(
+        self, body: ChatRequest, content_format: ContentFormat, render: Render
+    ) -> TokenIds:
+        known = text_before_media(body, content_format, render)
+        text = known.text if known.whole else known.text[: known.end]
+        ids = self._tokenizer.encode_settled(
+            text, known.end, add_special_tokens=bool(body.add_special_tokens)
+        )
+        if not len(ids):
+            raise RenderError("nothing is known before the first media part", reason=Reason.MEDIA)
+        return ids
+
+    def _with_pictures(self, chat: _Chat) -> Tokenized | None:
+        """Return the chat up to the first picture whose tokens are not known; None if the rule says
+        nothing of it."""
+        rule, body, items = self._rule, chat.body, chat.items
+        if rule is None or body.mm_processor_kwargs or body.media_io_kwargs:
+            return None
+        if any(each.modality != "image" for each in items):
+            return None
+        ids = self._tokenizer.encode(
+            self._text(chat, rule), add_special_tokens=bool(body.add_special_tokens)
+        )
+        known = self._num_known(items, rule)
+        reason = Reason.KV_AWARE
+        if known < len(items):
+            targets = places(ids, rule.target)
+            if len(targets) <= known:
+                return None
+            ids, reason = ids[: targets[known]], Reason.MEDIA_PREFIX
+        sizes = [each.size for each in items[:known] if each.size is not None]
+        found = expanded(ids, sizes, rule)
+        if found is None or not len(found[0]):
+            return None
+        spans = [
+            MediaSpan(item.name or "", *span)
+            for item, span in zip(items[:known], found[1], strict=True)
+        ]
+        return Tokenized([found[0]], reason, spans)
+
+    def _num_known(self, items: Sequence[MediaItem], rule: MediaRule) -> int:
+        """Return how many of the first items have known tokens."""
+        for number, item in enumerate(items):
+            if item.name is None or item.size is None or rule.expand(item.size) is None:
+                return number
+        return len(items)
+
+    def _text(self, chat: _Chat, rule: MediaRule) -> str:
+        """Return the text that the engine tokenizes, with a placeholder for each picture. Raises
+        RenderError for a chat that it refuses."""
+        if chat.content_format == "openai":
+            return written(chat.body, chat.render, as_parts)
+        numbers = iter(range(1, len(chat.items) + 1))
+
+        def in_front(parts: list[Any]) -> list[Any]:
+            return _placeholders_in_front(parts, rule.placeholder, numbers)
+
+        return written(chat.body, chat.render, in_front)
+
+
+def _placeholders_in_front(parts: list[Any], placeholder: str, numbers: Any) -> list[Any]:
+    """Return a message's parts as vLLM joins them for a template that takes text: placeholders that
+    its text lacks stand in front (renderers/chat_utils.py, `_get_full_multimodal_text_prompt`)."""
+    texts = [part for part in parts if not is_media(part)]
+    wanted = [placeholder.format(next(numbers)) for part in parts if is_media(part)]
+    text = "\n".join(
+        [part if isinstance(part, str) else str(part.get("text") or "") for part in texts]
+    )
+    missing: list[str] = []
+    for each in dict.fromkeys(wanted):
+        more = wanted.count(each) - text.count(each)
+        if more < 0:
+            raise unknown(f"a text has more {each!r} than pictures, which engines refuse")
+        missing += [each] * more
+    return [*missing, *texts]
