@@ -9,9 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from inferway.errors import InvalidRequestError
+from inferway.model import MediaName
 from inferway.openai_api.edits import (
     MAX_BYTES,
     with_cache_salt,
+    with_media_names,
     with_model,
     with_model_named,
     with_prompt,
@@ -264,3 +267,46 @@ def test_an_answer_is_renamed_where_the_engine_names_its_model(
     answer: bytes, renamed: bytes
 ) -> None:
     assert with_model_named(answer, "asked") == renamed
+
+
+NAMES = [MediaName(0, 1, "new"), MediaName(2, 0, "other")]
+PARTS = (
+    '{"messages":[{"role":"user","content":["x",%s]},{"role":"assistant","content":"A"},'
+    '{"content":[{"image_url":{"url":"data:"}}],"role":"user"}],"model":"m"}'
+)
+
+
+@pytest.mark.parametrize(
+    ("part", "named"),
+    [
+        ('{"type":"image_url"}', '{"uuid":"new","type":"image_url"}'),
+        ('{ "type":1}', '{"uuid":"new", "type":1}'),
+        ('{"uuid":"old","type":1}', '{"uuid":"new","type":1}'),
+        ('{"uuid": null ,"type":1}', '{"uuid": "new" ,"type":1}'),
+        ('{"uuid":"a","uuid":"b"}', '{"uuid":"a","uuid":"new"}'),
+        ('{"uu\\u0069d":7}', '{"uu\\u0069d":"new"}'),
+    ],
+)
+def test_media_get_names_and_every_other_byte_stays(part: str, named: str) -> None:
+    body = (PARTS % part).encode()
+
+    edited = with_media_names(body, NAMES)
+
+    second = '{"uuid":"other","image_url":{"url":"data:"}}'
+    assert edited.decode() == (PARTS % named).replace('{"image_url":{"url":"data:"}}', second)
+    assert with_media_names(edited, NAMES) is edited
+
+
+def test_media_of_a_body_that_is_no_standard_json_get_names() -> None:
+    body = (PARTS % '{"type":"image_url","x":NaN}').encode("utf-16")
+
+    edited = json.loads(with_media_names(body, NAMES))
+
+    assert [edited["messages"][i]["content"][j]["uuid"] for i, j, _ in NAMES] == ["new", "other"]
+
+
+def test_media_of_a_large_body_that_is_no_standard_json_are_refused() -> None:
+    body = (PARTS % ('{"x":NaN,"y":"%s"}' % ("y" * MAX_BYTES))).encode()
+
+    with pytest.raises(InvalidRequestError, match=r"'uuid' must be set"):
+        with_media_names(body, NAMES)

@@ -188,7 +188,10 @@ def with_media_names(body: bytes, names: Sequence[MediaName]) -> bytes:
     except UNREADABLE:
         if len(body) > MAX_BYTES:
             raise _too_large(body, "uuid") from None
-        return _with_names(json_bytes(json_object(body)), names)
+        written = json_object(body)
+        for name in names:
+            written["messages"][name.message]["content"][name.part]["uuid"] = name.uuid
+        return json_bytes(written)
 
 
 def _with_names(body: bytes, names: Sequence[MediaName]) -> bytes:

@@ -6,11 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from inferway.kv.blocks.extra_keys import BlockExtras, encode, event_extras, request_extras
+from inferway.kv.blocks.keys import BlockHasher
+from inferway.model import MediaSpan
 
 GOLDEN: dict[str, Any] = json.loads(
     (Path(__file__).parents[2] / "golden/blocks/vllm_hashes.json").read_text()
@@ -62,6 +65,39 @@ def test_a_picture_counts_with_its_place_in_the_block() -> None:
     extras = event_extras(None, [[["pic", 4]], [["pic", -12]]])
 
     assert extras == BlockExtras((), {0: (("mm", "pic", 4),), 1: (("mm", "pic", -12),)})
+
+
+PICTURES = [MediaSpan("a" * 64, 4, 6), MediaSpan("b" * 64, 12, 20)]
+
+
+def test_a_requests_pictures_are_in_all_blocks_that_their_tokens_touch() -> None:
+    request = request_extras("alice", "s") or BlockExtras()
+
+    assert event_extras("alice", published("pictures")) == request.with_media(PICTURES, 16)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.integers(1, 40)), max_size=5),
+    st.booleans(),
+    st.integers(0, 12),
+)
+def test_extras_of_a_piece_of_a_prompt_are_those_of_the_whole(
+    gaps: list[tuple[int, int]], has_salt: bool, start: int
+) -> None:
+    media, end = [], 0
+    for number, (gap, length) in enumerate(gaps):
+        media.append(MediaSpan(str(number), end + gap, length))
+        end += gap + length
+    size, ids = 4, np.arange(80, dtype=np.uint32)
+    salted = request_extras(None, "s" if has_salt else None, None) or BlockExtras()
+    extras = salted.with_media(media, size)
+    hasher = BlockHasher(size)
+
+    keys = hasher.keys(ids, extras)
+    first = hasher.keys(ids[: start * size], extras)
+    rest = hasher.keys(ids[start * size :], extras.behind(start), first[-1] if first else None)
+
+    assert first + rest == keys
 
 
 def test_an_adapter_known_by_number_only_is_not_the_base_model() -> None:
