@@ -224,6 +224,12 @@ class Tokenized(msgspec.Struct, frozen=True):
     media: Sequence[MediaSpan] = ()  # of the only prompt, in order
     names: Sequence[MediaName] = ()  # by which `media` are known: the engine must get them, too
 
+    def before_media(self) -> Tokenized:
+        """Return what is known of the prompt if the engine does not get the names of its media."""
+        if not self.media:
+            return self
+        return Tokenized([self.token_ids[0][: self.media[0].offset]], Reason.MEDIA_PREFIX)
+
 
 class ContextLengths(msgspec.Struct, frozen=True):
     """The context lengths of the engines that serve a model, in tokens of prompt and answer

@@ -355,7 +355,8 @@ class MessagesRequest(CountTokensRequest, ReadBody, frozen=True, kw_only=True):
         return {name: getattr(self, name) for name in names}
 
     async def tokenized_by(self, model: TokenizingModel) -> Tokenized:
-        return await model.prompts.tokenize(await model.prompts.chat_of(self))
+        tokenized = await model.prompts.tokenize(await model.prompts.chat_of(self))
+        return tokenized.before_media()  # a message's blocks have no `uuid`
 
 
 class EmbeddingsRequest(ReadBody, frozen=True, kw_only=True):

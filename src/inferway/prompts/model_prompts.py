@@ -83,7 +83,7 @@ class ModelPrompts:
     ) -> None:
         self._renderer = renderer
         self._model = renderer.loaded(key)
-        self.media = ChatMedia(self._model.tokenizer, self._model.media_rule)
+        self._media = ChatMedia(self._model.tokenizer, self._model.media_rule)
         self.max_model_len = max_model_len
         self._least_model_len = max_model_len  # where engines differ, that of the least
         self._rules = OLDER_RULES
@@ -114,6 +114,11 @@ class ModelPrompts:
     @property
     def local(self) -> ModelPrompts:
         return self
+
+    @property
+    def media(self) -> ChatMedia:
+        """What is known of the media of the model's chats."""
+        return self._media
 
     @property
     def reads_clock(self) -> bool:
@@ -235,7 +240,7 @@ class ModelPrompts:
         content_format = self._wanted(body, *self._template(body))
         # Where the prompt is cut at its start, even its first token depends on its media.
         is_cut = body.truncate_prompt_tokens is not None
-        return self.media.tokenized(body, content_format, self._text, is_cut=is_cut)
+        return self._media.tokenized(body, content_format, self._text, is_cut=is_cut)
 
     async def render_chat(self, body: ChatRequest) -> RenderResult:
         """Return the chat as text and ids. Raises as `tokenize` does."""

@@ -19,6 +19,7 @@ from inferway.openai_api.requests import (
     ResponsesRequest,
 )
 from inferway.prompts.chat.responses_input import as_chat, in_its_fields
+from inferway.prompts.media.chat_media import ChatMedia
 from inferway.prompts.version_rules import OLDER_RULES, VersionRules
 
 
@@ -59,6 +60,10 @@ class LocalPrompts(PromptSource, Protocol):
     def reads_clock(self) -> bool: ...
     @property
     def chat_fault(self) -> RenderError | None: ...
+    @property
+    def media(self) -> ChatMedia:
+        """What is known of the media of the model's chats."""
+
     @property
     def made_of(self) -> tuple[object, ...]: ...
     def decode(
@@ -142,6 +147,6 @@ class ServedModel:
             # be rendered otherwise (gpt-oss).
             raise RenderError("its prompts are not made here", reason=Reason.RESPONSE_ITEMS)
         try:
-            return await prompts.tokenize(chat)
+            return (await prompts.tokenize(chat)).before_media()  # its items have no `uuid`
         except RequestError as e:
             raise in_its_fields(e) from e

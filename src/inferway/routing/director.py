@@ -21,6 +21,7 @@ A request whose prompt nobody here makes goes by load alone (`open_unread`). Plu
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -56,14 +57,18 @@ from inferway.routing.kv_legs import KvLegs
 from inferway.routing.limits.outlier_detection import OutlierDetection
 from inferway.routing.limits.request_quarantine import RequestQuarantine
 from inferway.routing.limits.slot import Slot
-from inferway.routing.match import MatchedPrompts, Matcher, with_prompts
+from inferway.routing.match import Lookup, MatchedPrompts, Matcher, with_prompts
+from inferway.routing.media_proof import MediaProof
 from inferway.routing.objectives import objectives
 from inferway.routing.rewrite import Rewrites, looked_up
 from inferway.routing.structured_gate.gate import Gate
 from inferway.routing.structured_gate.shape import Shape
 from inferway.routing.tokens_once import TokensOnce
 from inferway.scheduling.scheduling import Scheduling
+from inferway.tasks import Tasks
 from inferway_structured.turns import Asker
+
+log = logging.getLogger("inferway")
 
 # A proxy in front of us says here which model the request is for (field notes 3.5).
 MODEL_HEADER = b"x-gateway-model-name-rewrite"
@@ -127,6 +132,9 @@ class Director:
     random: Random = field(default_factory=Random)  # which of equally loaded endpoints is first
     stats: DirectorStats = field(default_factory=DirectorStats)
     eligible: Eligible = field(default_factory=Eligible)
+    checks: Tasks = field(
+        default_factory=lambda: Tasks(log, "a prompt with pictures could not be checked")
+    )
 
     def open(
         self,
@@ -201,6 +209,19 @@ class Director:
         if self.off_loop is None or self.parses_here(body):
             return parse(body)
         return await self.off_loop(parse, body)
+
+    def media_proof(self, model: ServedModel, lookup: Lookup) -> MediaProof | None:
+        """Return what compares a prompt with pictures with what its engine says of it; None if the
+        prompt is not known to its end, or nobody calls it later."""
+        local, later = model.prompts.local, self.later
+        if local is None or later is None or lookup.reason is not Reason.KV_AWARE:
+            return None
+        prompts = {cut: items[0].prompt for cut, items in lookup.prompts.items()}
+
+        def checked_later(check: Callable[[], Awaitable[None]]) -> None:
+            later(lambda: self.checks.spawn(check()))
+
+        return MediaProof(local.media, prompts, self.matcher.num_held, checked_later)
 
     def candidates(self, model: str, within: Within | None = None) -> Candidates:
         """Return the endpoints of `model` that get requests now. Raises NoEndpointError."""
@@ -300,10 +321,8 @@ class ByPrompt(msgspec.Struct):
             journey.matched, reason = lookup.prompts, lookup.reason
             journey.goes_on = not reason.is_whole
             request = with_prompts(request, lookup.prompts, are_whole=reason.is_whole)
-            if lookup.names and not self.is_hypothetical:
-                name = partial(with_media_names, names=lookup.names)
-                named = await director.parse(name, journey.known_body)
-                request = msgspec.structs.replace(request, raw=journey.name_media(named))
+            if lookup.names and body.chat is not None and not self.is_hypothetical:
+                request = await self._name_media(journey, request, model, lookup)
         if director.scoring or waited:
             candidates = director.candidates(model.name, within)
         candidates = self._that_fit(journey, candidates, model, request)
@@ -320,6 +339,18 @@ class ByPrompt(msgspec.Struct):
             director.scheduling.admit_late(request, candidates)
         choice = director.scheduling.chooser.choose(request, candidates)
         return Weighed(request, model, journey.matched, candidates, choice, reason, shape)
+
+    async def _name_media(
+        self, journey: Journey, request: LLMRequest, model: ServedModel, lookup: Lookup
+    ) -> LLMRequest:
+        """Return the request with the names in its body by which its media are known."""
+        director = self.director
+        name = partial(with_media_names, names=lookup.names)
+        raw = journey.name_media(await director.parse(name, journey.known_body))
+        proof = director.media_proof(model, lookup)
+        if proof is not None:
+            journey.listen(proof)
+        return msgspec.structs.replace(request, raw=raw)
 
     def _request(self, journey: Journey, body: Body, raw: bytes) -> LLMRequest:
         """Return the request as it goes on: to the model that rules or a proxy send it to."""

@@ -179,6 +179,11 @@ class Matcher:
         holders = list(model.lora_paths.values())
         return [_joined(zip(each, holders, strict=True)) for each in zip(*found, strict=True)]
 
+    async def num_held(self, prompt: Prompt, holder: HolderId) -> int:
+        """Return how many blocks of the prompt the holder has."""
+        [found] = await self._found([prompt])
+        return found.blocks.get(holder, 0)
+
     def fill(
         self, candidates: Candidates, matched: MatchedPrompts, *, speculate: bool = True
     ) -> None:

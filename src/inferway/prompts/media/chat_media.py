@@ -21,6 +21,8 @@ from inferway.prompts.tokenizer.tokenizer import Tokenizer
 
 log = logging.getLogger("inferway")
 
+_MOST_DOUBTS = 8
+
 Render = Callable[[ChatRequest], str]
 
 
@@ -42,11 +44,23 @@ class ChatMedia:
         self._tokenizer = tokenizer
         self._rule = rule
         self._items = MediaItems()
+        self._doubts = 0  # in a row
 
     @property
     def has_rule(self) -> bool:
         """True if the tokens of pictures are known here."""
         return self._rule is not None
+
+    def confirm(self) -> None:
+        """Note that an engine has made of a chat's pictures what the rule says."""
+        self._doubts = 0
+
+    def doubt(self) -> None:
+        """Note that an engine holds nothing of a chat's pictures, although it holds what stands
+        before them: so many times in a row that is no chance."""
+        self._doubts += 1
+        if self._doubts >= _MOST_DOUBTS:
+            self.drop_rule(f"of {_MOST_DOUBTS} chats in a row no engine holds a block of a picture")
 
     def drop_rule(self, why: str) -> None:
         """Believe the rule no more, because an engine has contradicted it; said once."""
