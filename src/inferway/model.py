@@ -214,6 +214,7 @@ class MediaName(NamedTuple):
     message: int
     part: int
     uuid: str
+    num_bytes: int = 0  # of the part's content, in base64
 
 
 class Tokenized(msgspec.Struct, frozen=True):

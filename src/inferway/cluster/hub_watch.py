@@ -309,7 +309,10 @@ class HubReports:
 
     def offer(self, prompts: Mapping[int, Sequence[Prompt]], **of: str | None) -> None:
         told = {
-            size: [PromptTold(each.token_ids.tobytes(), list(each.block_keys)) for each in items]
+            size: [
+                PromptTold(each.token_ids.tobytes(), list(each.block_keys), list(each.media))
+                for each in items
+            ]
             for size, items in prompts.items()
         }
         self._send(Report(PromptsOffered(told, **of)))

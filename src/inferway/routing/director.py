@@ -321,7 +321,7 @@ class ByPrompt(msgspec.Struct):
             journey.matched, reason = lookup.prompts, lookup.reason
             journey.goes_on = not reason.is_whole
             request = with_prompts(request, lookup.prompts, are_whole=reason.is_whole)
-            if lookup.names and body.chat is not None and not self.is_hypothetical:
+            if lookup.names and body.chat is not None:
                 request = await self._name_media(journey, request, model, lookup)
         if director.scoring or waited:
             candidates = director.candidates(model.name, within)
@@ -344,13 +344,17 @@ class ByPrompt(msgspec.Struct):
         self, journey: Journey, request: LLMRequest, model: ServedModel, lookup: Lookup
     ) -> LLMRequest:
         """Return the request with the names in its body by which its media are known."""
-        director = self.director
-        name = partial(with_media_names, names=lookup.names)
-        raw = journey.name_media(await director.parse(name, journey.known_body))
-        proof = director.media_proof(model, lookup)
-        if proof is not None:
-            journey.listen(proof)
-        return msgspec.structs.replace(request, raw=raw)
+        director, raw = self.director, request.raw
+        if not self.is_hypothetical:
+            name = partial(with_media_names, names=lookup.names)
+            raw = journey.name_media(await director.parse(name, journey.known_body))
+            proof = director.media_proof(model, lookup)
+            if proof is not None:
+                journey.listen(proof)
+        prompts = next(iter(lookup.prompts.values()), ())
+        media = prompts[0].prompt.media if prompts else ()
+        media_bytes = sum([name.num_bytes for name in lookup.names])
+        return msgspec.structs.replace(request, raw=raw, media=media, media_bytes=media_bytes)
 
     def _request(self, journey: Journey, body: Body, raw: bytes) -> LLMRequest:
         """Return the request as it goes on: to the model that rules or a proxy send it to."""

@@ -153,7 +153,7 @@ class Matcher:
                 of_cut = (extras or BlockExtras()).with_media(media, hasher.block_size)
             for ids in tokenized.token_ids:
                 keys = await self._keys(hasher, ids, of_cut)
-                places = PromptPlaces(hasher, ids, keys, of_cut) if has_layouts else None
+                places = PromptPlaces(hasher, ids, keys, extras, media) if has_layouts else None
                 prompts.append(Prompt(ids, keys, places, media))
         return prompts
 

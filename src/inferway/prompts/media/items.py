@@ -49,6 +49,7 @@ class MediaItem(NamedTuple):
     modality: Any  # whatever stands there as its type
     name: str | None = None
     size: Size | None = None
+    num_bytes: int = 0  # of its content, in base64
 
 
 def modality(part: JsonObject) -> Any:
@@ -62,7 +63,9 @@ def modality(part: JsonObject) -> Any:
 
 def names_of(items: Iterable[MediaItem]) -> list[MediaName]:
     """Return the names that are to be written into a body."""
-    return [MediaName(each.message, each.part, each.name) for each in items if each.name]
+    return [
+        MediaName(each.message, each.part, each.name, each.num_bytes) for each in items if each.name
+    ]
 
 
 class MediaItems:
@@ -99,7 +102,7 @@ class MediaItems:
                 size = size_of(content)
         if uuid is not None:
             self._remember((cache_salt, str(uuid)), (name, size))
-        return MediaItem(i, j, kind, name, size)
+        return MediaItem(i, j, kind, name, size, len(content))
 
     def _remember(self, key: tuple[str | None, str], item: tuple[str, Size | None]) -> None:
         self._named[key] = item
