@@ -127,10 +127,10 @@ class ChatMedia:
         known = self._num_known(items, rule)
         reason = Reason.KV_AWARE
         if known < len(items):
-            targets = places(ids, rule.target)
-            if len(targets) <= known:
+            targets = places(ids, rule.target, len(items))
+            if len(targets) <= known or rule.finish is not None:
                 return None
-            ids, reason = ids[: targets[known]], Reason.MEDIA_PREFIX
+            ids, reason = ids[: targets[known].offset], Reason.MEDIA_PREFIX
         sizes = [each.size for each in items[:known] if each.size is not None]
         found = expanded(ids, sizes, rule)
         if found is None or not len(found[0]):
