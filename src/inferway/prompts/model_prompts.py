@@ -242,6 +242,16 @@ class ModelPrompts:
         is_cut = body.truncate_prompt_tokens is not None
         return self._media.tokenized(body, content_format, self._text, is_cut=is_cut)
 
+    async def before_expansion(self, body: ChatRequest) -> TokenIds:
+        """Return the tokens that a chat has before its pictures are put in. Raises RenderError."""
+
+        def make() -> TokenIds:
+            content_format = self._wanted(body, *self._template(body))
+            return self._media.before_expansion(body, content_format, self._text)
+
+        size = _chat_size(body).to_render_and_encode
+        return await self._renderer.off_loop_if_large(self._model, size, make)
+
     async def render_chat(self, body: ChatRequest) -> RenderResult:
         """Return the chat as text and ids. Raises as `tokenize` does."""
         self._check_own_renderer()

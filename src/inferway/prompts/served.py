@@ -64,6 +64,9 @@ class LocalPrompts(PromptSource, Protocol):
     def media(self) -> ChatMedia:
         """What is known of the media of the model's chats."""
 
+    async def before_expansion(self, body: ChatRequest) -> TokenIds:
+        """The tokens that a chat has before its pictures are put in. Raises RenderError."""
+
     @property
     def made_of(self) -> tuple[object, ...]: ...
     def decode(
