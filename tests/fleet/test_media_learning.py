@@ -1,4 +1,4 @@
-"""Engines that render teach a model's rule for pictures; those that do not are asked again later."""
+"""Engines that render teach a rule for pictures; those that do not are asked again later."""
 
 from __future__ import annotations
 
