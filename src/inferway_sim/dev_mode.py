@@ -19,7 +19,7 @@ _MODES = ("abort", "wait", "keep")
 
 
 class DevMode:
-    """The routes. `reset_cache`: as POST /reset_prefix_cache does. `on_weights` counts an update of
+    """The routes of the development mode. `reset_cache`: as POST /reset_prefix_cache does. `on_weights` counts an update of
     the weights."""
 
     def __init__(

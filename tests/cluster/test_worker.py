@@ -92,7 +92,7 @@ def told(name: str, **changed: Any) -> EngineTold:
     source = EventSource(0, f"tcp://{name}:5557", None)
     stream = StreamTold(source, 0, StreamState.EXACT, True, 1, 1, 0, None)
     found, endpoint = engine(name), Endpoint(name, f"http://{name}:1", 0)
-    how = {"is_drained": False, "outage": None, **changed}
+    how = {"is_drained": False, "outage": None, "suspension": None, **changed}
     return EngineTold(
         *(found.settings, found.facts, True, None, [endpoint], [stream], {}, Adapters()), **how
     )
