@@ -19,8 +19,8 @@ _MODES = ("abort", "wait", "keep")
 
 
 class DevMode:
-    """The routes of the development mode. `reset_cache`: as POST /reset_prefix_cache does. `on_weights` counts an update of
-    the weights."""
+    """The routes of the development mode. `reset_cache`: as POST /reset_prefix_cache does.
+    `on_weights` counts an update of the weights."""
 
     def __init__(
         self, core: EngineCore, reset_cache: Callable[[], bool], on_weights: Callable[[], None]
