@@ -261,3 +261,26 @@ async def test_a_request_that_an_engine_refuses_as_it_scales_goes_to_another(
     assert {(answer.status, answer.engine == first) for answer in answers} == {(200, False)}
     assert await fleet.metric("inferway_engine_failures_total", engine=first) == 0
     await until_state(fleet, "scaling", at)
+
+
+async def test_the_probes_of_an_engine_go_on_with_it(start_fleet: StartFleet) -> None:
+    fleet = await start_fleet(BOTH[:1])
+    await tell(fleet, "/pause")
+    await until_state(fleet, "paused")
+    await tell(fleet, "/resume")
+
+    async def agrees() -> bool:
+        (engine,) = (await fleet.get("/ready")).body["engines"]
+        return bool(engine["probes"]["smollm2"]["state"] == "agrees")
+
+    await until(agrees)
+
+
+async def test_ready_names_the_suspension(start_fleet: StartFleet) -> None:
+    fleet = await start_fleet(BOTH[:1], probe=NO_PROBE)
+    await tell(fleet, "/pause")
+    await until_state(fleet, "paused")
+
+    (engine,) = (await fleet.get("/ready")).body["engines"]
+
+    assert (engine["healthy"], engine["suspension"]) == (True, "paused")

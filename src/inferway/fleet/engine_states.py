@@ -130,11 +130,14 @@ class EngineStates:
             return
         self._fleet.suspend(engine, state)
         if state is not None:
+            for model in engine.proofs:
+                self._fleet.prober.leave(engine, model)
             log.info(
                 "engine %s %s: no requests go there until that is over", engine.name, WORDS[state]
             )
             return
         log.info("engine %s is suspended no more: it gets requests again", engine.name)
+        self._fleet.probe_again(engine)
         if before is Suspension.SCALING:
             self._look_soon(engine)  # it has other ranks now
 

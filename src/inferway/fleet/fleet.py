@@ -314,20 +314,20 @@ class Fleet:
         self.on_outage(engine)
 
     def suspend(self, engine: Engine, suspension: Suspension | None) -> None:
-        """Give the engine no requests while it is suspended, probes included; None: it is so no
-        more."""
+        """Give the engine no requests while it is suspended; None: it is so no more."""
         if suspension is not engine.suspension:
             engine.suspension = suspension
             engine.suspended_since = None if suspension is None else time.monotonic()
         if suspension is None:
             self.suspended.pop(engine.name, None)
-            if engine.healthy and any(not proof.is_settled for proof in engine.proofs.values()):
-                self._probe(engine)
         else:
             self.suspended[engine.name] = suspension
-            for model in engine.proofs:
-                self.prober.leave(engine, model)
         self.on_change()
+
+    def probe_again(self, engine: Engine) -> None:
+        """Go on with the probes of an engine that was suspended, if they had not come to an end."""
+        if engine.healthy and any(not proof.is_settled for proof in engine.proofs.values()):
+            self._probe(engine)
 
     def loaded(self, engine: Engine, metrics: str) -> None:
         """Take over the engine's load, as its metrics tell."""
