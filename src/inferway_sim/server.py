@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 from http import HTTPStatus
 from typing import Any
@@ -28,6 +28,7 @@ from inferway.openai_api.sent_messages import thought_marks
 from inferway.prompts.chat.responses_input import as_chat
 from inferway_sim.answers import AnswerFormat, ChatAnswer, CompletionAnswer
 from inferway_sim.core import Disturbance, EngineCore
+from inferway_sim.dev_mode import DevMode
 from inferway_sim.embeddings import as_completion, embeddings_answer
 from inferway_sim.messages import MessagesAnswer, message_error, token_count
 from inferway_sim.metrics import EngineMetrics
@@ -50,6 +51,7 @@ _ERROR_TYPES: dict[int, str] = {
 }
 
 
+SCALING = "The model is currently scaling. Please try again later."
 _DISTURBANCE = msgspec.json.Decoder(Disturbance)
 
 
@@ -69,6 +71,7 @@ class Server:
         info: ServerInfo,
         scale_out: bool = False,
         structured: Structured | None = None,
+        dev_mode: DevMode | None = None,
     ) -> None:
         self._core = core
         self._planner = planner
@@ -81,10 +84,13 @@ class Server:
         self._info = info
         self._scale_out = scale_out
         self._structured = structured
+        self._dev_mode = dev_mode
 
     def application(self) -> web.Application:
         """Return the aiohttp application."""
-        app = web.Application(middlewares=[_answer_errors], client_max_size=_MAX_BODY_BYTES)
+        app = web.Application(
+            middlewares=[self._scale, _answer_errors], client_max_size=_MAX_BODY_BYTES
+        )
         app.add_routes(
             [
                 web.post("/v1/chat/completions", self.chat),
@@ -106,9 +112,20 @@ class Server:
                 web.get("/server_info", self.server_info),
                 web.get("/version", self.version),
                 *(() if self._structured is None else self._structured.routes()),
+                *(() if self._dev_mode is None else self._dev_mode.routes()),
             ]
         )
         return app
+
+    @web.middleware
+    async def _scale(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        """Answer as vLLM does while elastic expert parallelism changes the number of ranks
+        (entrypoints/serve/elastic_ep/middleware.py of 0.32)."""
+        if self._core.is_scaling and request.path != "/simulate":
+            return _json({"error": SCALING}, HTTPStatus.SERVICE_UNAVAILABLE)
+        return await handler(request)
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         return await self._generate(request, parse_chat, ChatAnswer)
