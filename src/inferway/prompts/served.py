@@ -11,13 +11,14 @@ import msgspec
 from inferway.config import ModelSettings
 from inferway.errors import RenderError, RequestError
 from inferway.model import NO_LENGTHS, ContextLengths, Cut, HolderId, Reason, TokenIds, Tokenized
+from inferway.openai_api.read_body import CountsMessages
 from inferway.openai_api.requests import (
     ChatRequest,
-    CountsMessages,
     CountTokensRequest,
     PromptBody,
     ResponsesRequest,
 )
+from inferway.prompts.body_size import check_length
 from inferway.prompts.chat.responses_input import as_chat, in_its_fields
 from inferway.prompts.version_rules import OLDER_RULES, VersionRules
 
@@ -145,3 +146,7 @@ class ServedModel:
             return await prompts.tokenize(chat)
         except RequestError as e:
             raise in_its_fields(e) from e
+
+    def check_length(self, num_tokens: int, param: str) -> None:
+        """Raise PromptTooLongError if no engine of the model takes a prompt of so many tokens."""
+        check_length(num_tokens, self.contexts.most, param)
