@@ -178,8 +178,11 @@ class Server:
     async def embed(self, request: web.Request) -> web.Response:
         raw = await request.read()
         body = parse_embeddings(raw)
-        self._names.adapter(body.model)
-        prompts = await self._model.tokenize(as_completion(body))
+        id = _request_id(request, "embd")
+        turns = await self._planner.plan(as_completion(body), Options(), self._core.now, id)
+        with self._core.submit([turn.job for turn in turns]) as tokens:
+            _ = [each async for each in tokens]
+        prompts = [turn.prompt_ids for turn in turns]
         encoding = decode_fields(raw).get("encoding_format")
         name = self._names.answered_name(body.model)
         return _json(embeddings_answer(name, prompts, encoding))

@@ -197,7 +197,19 @@ OPTIONAL: dict[type[Body], dict[str, Any]] = {
         "stream": True,
         "vllm_xargs": {"a": 1},
     },
-    EmbeddingsRequest: {"messages": [USER], "priority": 1, "cache_salt": "s"},
+    EmbeddingsRequest: {
+        "messages": [USER],
+        "add_special_tokens": False,
+        "truncate_prompt_tokens": 5,
+        "truncation_side": "left",
+        "padding": "do_not_pad",
+        "add_generation_prompt": True,
+        "continue_final_message": True,
+        "chat_template": "x",
+        "chat_template_kwargs": {"a": 1},
+        "priority": 1,
+        "cache_salt": "s",
+    },
 }
 REQUIRED: dict[type[Body], tuple[Parse, dict[str, Any]]] = {
     ChatRequest: (PARSERS["/v1/chat/completions"], {"messages": [USER]}),
@@ -266,6 +278,9 @@ def test_a_field_of_the_wrong_type_is_named(kind: type[Body], name: str) -> None
     parse, required = REQUIRED[kind]
     anything = {"vllm_xargs", "prompt_embeds", "previous_input_messages", "text", *GUIDED}
     anything |= {"priority", "messages"}  # read where it is refused; beside `input`, not at all
+    if kind is EmbeddingsRequest:  # of its chat alone
+        anything |= {*OPTIONAL[ChatRequest]} - {"add_special_tokens", "truncate_prompt_tokens"}
+        anything -= {"truncation_side", "cache_salt"}
 
     if name not in anything:
         with pytest.raises(InvalidRequestError, match=f"^{name}: ") as e:

@@ -76,6 +76,7 @@ class EngineFacts:
     kv_transfer: KvTransferFacts | None = None  # None: it tells of no connector
     cache_blocks: int | None = None  # that have room on each of its GPUs
     cache: CacheFacts = NO_FACTS  # what its events do not say
+    caches_prefixes: bool = False  # it says so
 
     @cached_property
     def base_models(self) -> Sequence[ModelCard]:
@@ -169,6 +170,7 @@ async def discover(
             drops_last_block=before is not None and before.cache.drops_last_block,
             hash_size=number_in(cache, "hash_block_size") or 0,
         ),
+        caches_prefixes=cache.get("enable_prefix_caching") == "True",
     )
     told = before.kv_transfer if before is not None else None
     transfer = await ask_kv_transfer(client, url, headers, metrics, facts.vllm_version, told)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from inferway.openai_api.requests import (
         ChatRequest,
         CountTokensRequest,
+        EmbeddingsRequest,
         PromptBody,
         ResponsesRequest,
     )
@@ -43,6 +44,7 @@ class TokenizingModel(Protocol):
     def prompts(self) -> CountsMessages: ...
 
     async def tokenize_response(self, body: ResponsesRequest) -> Tokenized: ...
+    async def tokenize_embeddings(self, body: EmbeddingsRequest) -> Tokenized: ...
     def check_length(self, num_tokens: int, param: str) -> None:
         """Raise PromptTooLongError if no engine of the model takes a prompt of so many tokens."""
 

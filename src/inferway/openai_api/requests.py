@@ -19,8 +19,8 @@ from typing import Any, ClassVar, Literal, TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from inferway.errors import InvalidRequestError, RenderError
-from inferway.model import Reason, Tokenized
+from inferway.errors import InvalidRequestError
+from inferway.model import Tokenized
 from inferway.openai_api.generate import GenerateRequest
 from inferway.openai_api.lenient import (
     check_messages,
@@ -293,10 +293,18 @@ class EmbeddingsRequest(ReadBody, frozen=True, kw_only=True):
     # Either will do: vLLM takes what it can read of the two, and ignores the other.
     input: Any = None
     messages: Any = None  # vLLM's: a chat or many
+    add_special_tokens: bool | None = None  # absent: false for a chat
+    truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    padding: str | None = None
+    # Of a chat alone, and read where its prompt is made.
+    add_generation_prompt: Any = None  # absent: false
+    continue_final_message: Any = None
+    chat_template: Any = None
+    chat_template_kwargs: Any = None
     priority: Any = None  # in the engine's queue
     cache_salt: str | None = None
     stream: ClassVar[None] = None
-    truncate_prompt_tokens: ClassVar[None] = None
     vllm_xargs: ClassVar[None] = None
 
     @property
@@ -311,9 +319,8 @@ class EmbeddingsRequest(ReadBody, frozen=True, kw_only=True):
         is_one = isinstance(given, str) or not given or isinstance(given[0], int | dict)
         return [given] if is_one else given
 
-    def tokenized_by(self, _: TokenizingModel) -> Tokenizing:
-        """Raises RenderError: nobody looks for its blocks."""
-        raise RenderError("embeddings are not matched", reason=Reason.EMBEDDINGS)
+    def tokenized_by(self, model: TokenizingModel) -> Tokenizing:
+        return model.tokenize_embeddings(self)
 
 
 PromptBody = ChatRequest | CompletionRequest  # whose prompts we derive as they are
