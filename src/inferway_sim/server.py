@@ -21,11 +21,13 @@ from inferway.openai_api.requests import (
     parse_completion,
     parse_count_tokens,
     parse_embeddings,
+    parse_generate,
     parse_messages,
     parse_responses,
 )
 from inferway.openai_api.sent_messages import thought_marks
 from inferway.prompts.chat.responses_input import as_chat
+from inferway_sim import scale_out
 from inferway_sim.answers import AnswerFormat, ChatAnswer, CompletionAnswer
 from inferway_sim.core import Disturbance, EngineCore
 from inferway_sim.dev_mode import DevMode
@@ -36,7 +38,7 @@ from inferway_sim.models import AdapterNames
 from inferway_sim.planning import Options, PlannedReply, Planner, read_bootstrap, read_options
 from inferway_sim.publisher import EventSourceEntry
 from inferway_sim.responses import ResponsesAnswer
-from inferway_sim.scale_out import DISABLED, rendered
+from inferway_sim.scale_out import DISABLED, GenerateAnswer, rendered
 from inferway_sim.scheduler import Emitted
 from inferway_sim.server_info import ServerInfo
 from inferway_sim.structured import Structured
@@ -99,6 +101,7 @@ class Server:
                 web.post("/v1/messages", self.message),
                 web.post("/v1/messages/count_tokens", self.count_tokens),
                 web.post("/v1/embeddings", self.embed),
+                web.post("/inference/v1/generate", self.generate),
                 web.post("/v1/chat/completions/render", self.render_chat),
                 web.post("/v1/completions/render", self.render_completion),
                 web.post("/tokenize", self.tokenize),
@@ -132,6 +135,22 @@ class Server:
 
     async def completion(self, request: web.Request) -> web.StreamResponse:
         return await self._generate(request, parse_completion, CompletionAnswer)
+
+    async def generate(self, request: web.Request) -> web.StreamResponse:
+        """Answer /inference/v1/generate: what completions say at once, its `sampling_params` do."""
+        if not self._scale_out:
+            return _disabled()
+        raw = await request.read()
+        body = parse_generate(raw)
+        fields = decode_fields(raw)
+        params = {**fields["sampling_params"], "n": None}
+        shown = {name: fields.get(name) for name in ("stream_options", "return_token_ids")}
+        options = read_options({**params, **shown})
+        completion = scale_out.as_completion(body, self._max_model_len)
+        id = _request_id(request, "generate-tokens")
+        turns = await self._planner.plan(completion, options, self._core.now, id)
+        answer = GenerateAnswer(self._names.answered_name(body.model), options)
+        return await self._answered(request, answer, options, turns, is_streamed=bool(body.stream))
 
     async def response(self, request: web.Request) -> web.StreamResponse:
         """Answer /v1/responses: the input becomes the chat that the engine would make of it."""
@@ -176,8 +195,11 @@ class Server:
     async def embed(self, request: web.Request) -> web.Response:
         raw = await request.read()
         body = parse_embeddings(raw)
-        self._names.adapter(body.model)
-        prompts = await self._model.tokenize(as_completion(body))
+        id = _request_id(request, "embd")
+        turns = await self._planner.plan(as_completion(body), Options(), self._core.now, id)
+        with self._core.submit([turn.job for turn in turns]) as tokens:
+            _ = [each async for each in tokens]
+        prompts = [turn.prompt_ids for turn in turns]
         encoding = decode_fields(raw).get("encoding_format")
         name = self._names.answered_name(body.model)
         return _json(embeddings_answer(name, prompts, encoding))
@@ -196,9 +218,7 @@ class Server:
         shape: Callable[[list[dict[str, Any]]], Any],
     ) -> web.Response:
         if not self._scale_out:
-            error = {"message": DISABLED, "type": "PermissionDeniedError", "param": None}
-            status = HTTPStatus.FORBIDDEN
-            return _json({"error": {**error, "code": status}}, status)
+            return _disabled()
         body = parse(await request.read())
         self._names.adapter(body.model)
         prompts = await self._model.tokenize(body)
@@ -271,8 +291,19 @@ class Server:
         id = _request_id(request, body.id_prefix)
         turns = await self._planner.plan(body, options, self._core.now, id)
         answer = answers(self._names.answered_name(body.model), options)
+        return await self._answered(request, answer, options, turns, is_streamed=bool(body.stream))
+
+    async def _answered(
+        self,
+        request: web.Request,
+        answer: AnswerFormat,
+        options: Options,
+        turns: Sequence[PlannedReply],
+        *,
+        is_streamed: bool,
+    ) -> web.StreamResponse:
         with self._core.submit([turn.job for turn in turns]) as tokens:
-            if body.stream:
+            if is_streamed:
                 return await _stream(request, answer, options, turns, tokens)
             return await _collect(answer, turns, tokens)
 
@@ -442,6 +473,12 @@ async def _answer_errors(
     except RenderError as e:
         return _error(e, HTTPStatus.INTERNAL_SERVER_ERROR)
     return response
+
+
+def _disabled() -> web.Response:
+    error = {"message": DISABLED, "type": "PermissionDeniedError", "param": None}
+    status = HTTPStatus.FORBIDDEN
+    return _json({"error": {**error, "code": status}}, status)
 
 
 def _error(error: InferwayError, status: int, param: str | None = None) -> web.Response:

@@ -78,6 +78,7 @@ class EngineFacts:
     cache_blocks: int | None = None  # that have room on each of its GPUs
     cache: CacheFacts = NO_FACTS  # what its events do not say
     tells_state: bool = False  # whether it sleeps or is paused, if it is asked
+    caches_prefixes: bool = False  # it says so
 
     @cached_property
     def base_models(self) -> Sequence[ModelCard]:
@@ -173,6 +174,7 @@ async def discover(
             hash_size=number_in(cache, "hash_block_size") or 0,
         ),
         tells_state=tells_state,
+        caches_prefixes=cache.get("enable_prefix_caching") == "True",
     )
     told = before.kv_transfer if before is not None else None
     transfer = await ask_kv_transfer(client, url, headers, metrics, facts.vllm_version, told)

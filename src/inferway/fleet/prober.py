@@ -30,7 +30,7 @@ from inferway.fleet.engine_client import EngineClient
 from inferway.fleet.engine_token_ids import PROBE_SECONDS, NoTokenIdsError, ask
 from inferway.model import Endpoint, Headers, TokenIds
 from inferway.openai_api.kinds import COUNT_TOKENS
-from inferway.openai_api.requests import CountsMessages
+from inferway.openai_api.read_body import CountsMessages
 from inferway.prompts.fidelity import (
     BODIES,
     PROBES,
