@@ -10,7 +10,7 @@ import pytest
 from inferway.errors import InvalidRequestError, PromptTooLongError, RenderError
 from inferway.model import ContextLengths, Reason, Tokenized
 from inferway.openai_api.edits import with_cache_salt
-from inferway.openai_api.generate import GenerateRequest, media_start
+from inferway.openai_api.generate import GenerateRequest
 from inferway.openai_api.kv_transfer import prefill_body, why_one_leg
 from inferway.openai_api.requests import parse_generate, reads_cache, tells_its_reuse
 from inferway.openai_api.shapes import shape_fields
@@ -108,23 +108,35 @@ def features(*offsets: object) -> dict[str, Any]:
     return {"mm_hashes": {"image": ["a"] * len(ranges)}, "mm_placeholders": {"image": ranges}}
 
 
-@pytest.mark.parametrize(
-    ("given", "known"), [(features(), [7, 8, 9]), (features(2), [7, 8]), (features(2, "1"), [7])]
-)
-async def test_a_prompt_is_known_up_to_its_first_media(
-    given: dict[str, Any], known: list[int]
-) -> None:
+async def test_media_are_known_by_their_hashes_and_places_in_the_order_of_their_tokens() -> None:
+    given = {
+        "mm_hashes": {"image": ["a", "b"], "audio": ["c"]},
+        "mm_placeholders": {
+            "image": [{"offset": 2, "length": 1}, {"offset": "1", "length": 1}],
+            "audio": [{"offset": 0, "length": 1}],
+        },
+    }
+
     found = await tokenized(parsed(features=given))
 
-    assert found.token_ids[0].tolist() == known
-    assert found.reason.is_whole is (known == [7, 8, 9])
+    assert found.token_ids[0].tolist() == [7, 8, 9]
+    assert found.media == [("c", 0, 1), ("b", 1, 1), ("a", 2, 1)]
+    assert found.reason is Reason.KV_AWARE
 
 
 @pytest.mark.parametrize(
     "fields",
     [
-        {"features": features(0)},
         {"features": features("x")},
+        {"features": features(-1)},
+        {"features": features(2)},  # two tokens, behind the end
+        {"features": {"mm_hashes": {}, "mm_placeholders": {"image": [{"offset": 0, "length": 1}]}}},
+        {
+            "features": {
+                "mm_hashes": {"image": []},
+                "mm_placeholders": features(0)["mm_placeholders"],
+            }
+        },
         {"features": {"mm_placeholders": 1}},
         {"features": {}},
         {"content_parts": [{"type": "image_url", "url": "https://a/b.png"}]},
@@ -135,10 +147,6 @@ async def test_a_prompt_of_which_nothing_is_known_goes_by_load(fields: dict[str,
         await tokenized(parsed(**fields))
 
     assert failed.value.reason is Reason.MEDIA
-
-
-def test_without_features_no_media_start() -> None:
-    assert media_start(None) is None
 
 
 def test_a_shape_is_asked_for_among_the_parameters() -> None:

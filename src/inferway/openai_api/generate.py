@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from inferway.errors import RenderError
-from inferway.model import Reason, Tokenized
+from inferway.model import MediaSpan, Reason, Tokenized
 from inferway.openai_api.read_body import JsonObject, ReadBody, TokenizingModel
 from inferway.openai_api.token_ids import GivenIds
 from inferway_structured.lax import lax_int
@@ -68,23 +68,25 @@ class GenerateRequest(ReadBody, frozen=True, kw_only=True, eq=False):
         return (self.token_ids.tolist(),)
 
     async def tokenized_by(self, model: TokenizingModel) -> Tokenized:
-        """Return its ids, up to the first that stands for a picture, sound or video."""
+        """Return its ids, and which of them stand for pictures, sound or video."""
         if self.content_parts:
             raise RenderError("content_parts: the engine puts in their ids", reason=Reason.MEDIA)
         model.check_length(len(self.token_ids), "token_ids")
-        start = media_start(self.features)
-        if start is None:
-            return Tokenized([self.token_ids])
-        if start == 0:
-            raise RenderError("nothing is known before the first media", reason=Reason.MEDIA)
-        return Tokenized([self.token_ids[:start]], Reason.MEDIA_PREFIX)
+        return Tokenized([self.token_ids], media=media_spans(self.features, len(self.token_ids)))
 
 
-def media_start(features: Any) -> int | None:
-    """Return where the first token stands that is for media, by the `features` of a body; None if
-    there is none. Raises RenderError for what cannot be read: the engine says what is wrong."""
+def media_spans(features: Any, num_tokens: int) -> list[MediaSpan]:
+    """Return the media of a prompt of so many tokens, by the `features` of a body. Raises
+    RenderError for what cannot be read: the engine says what is wrong."""
+    spans: list[MediaSpan] = []
     try:
-        ranges = features["mm_placeholders"].values() if features is not None else ()
-        return min([max(lax_int(each["offset"]), 0) for of in ranges for each in of], default=None)
+        of_all = features["mm_placeholders"].items() if features is not None else ()
+        for modality, places in of_all:
+            for name, place in zip(features["mm_hashes"][modality], places, strict=True):
+                offset, length = lax_int(place["offset"]), lax_int(place["length"])
+                if not isinstance(name, str) or not 0 <= offset <= offset + length <= num_tokens:
+                    raise ValueError
+                spans.append(MediaSpan(name, offset, length))
     except (AttributeError, KeyError, TypeError, ValueError) as e:
-        raise RenderError("features.mm_placeholders: cannot be read", reason=Reason.MEDIA) from e
+        raise RenderError("features: they cannot be read", reason=Reason.MEDIA) from e
+    return sorted(spans, key=lambda span: span.offset)

@@ -21,8 +21,8 @@ from inferway.openai_api.requests import (
 )
 from inferway.prompts.body_size import check_length
 from inferway.prompts.chat.responses_input import as_chat, in_its_fields
-from inferway.prompts.media.chat_media import ChatMedia
 from inferway.prompts.embeddings_input import as_prompts, check_uncut
+from inferway.prompts.media.chat_media import ChatMedia
 from inferway.prompts.version_rules import OLDER_RULES, VersionRules
 
 
