@@ -26,3 +26,10 @@ def closest(size: Size, grids: list[Size], tile: int) -> Size:
         elif difference == least and area > 0.5 * tile * tile * grid.width * grid.height:
             best = grid
     return best
+
+
+def count_with_thumbnail(size: Size, grids: list[Size], tile: int) -> int:
+    """Return the tiles that a picture is cut into, and one of the whole if it is cut."""
+    grid = closest(size, grids, tile)
+    count = grid.width * grid.height
+    return count + (count > 1)
