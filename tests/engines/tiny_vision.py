@@ -830,31 +830,37 @@ FAMILIES: Mapping[str, Family] = {
 }
 
 
+def token_ids(name: str) -> dict[str, int]:
+    """Return the ids of the tokens that a family has beside SmolLM2's."""
+    family = FAMILIES[name]
+    return {token: _NUM_TOKENS + i for i, token in enumerate(family.tokens)} | dict(family.ids)
+
+
+def config_of(name: str) -> dict[str, Any]:
+    """Return the config.json of a family's tiny model."""
+    return _with_ids(FAMILIES[name].config, token_ids(name))
+
+
 def write_vision_model(name: str, made: Path) -> Path:
     """Write the tiny model of a family in FAMILIES into the folder `made`, which is not there."""
-    family = FAMILIES[name]
+    family, ids = FAMILIES[name], token_ids(name)
     made.mkdir(parents=True)
-    ids = {token: _NUM_TOKENS + i for i, token in enumerate(family.tokens)}
     tokenizer = json.loads((_TOKENIZER / "tokenizer.json").read_text())
-    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     tokenizer["model"]["vocab"] |= family.ids
-    ids |= family.ids
-    tokenizer["added_tokens"] += [
-        {"id": ids[token], "content": token, "special": True, **flags} for token in ids
-    ]
-    settings = json.loads((_TOKENIZER / "tokenizer_config.json").read_text())
-    settings |= {
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    added = {id: {"content": token, "special": True, **flags} for token, id in ids.items()}
+    tokenizer["added_tokens"] += [{"id": id, **token} for id, token in added.items()]
+    settings = {
+        **json.loads((_TOKENIZER / "tokenizer_config.json").read_text()),
         **family.settings,
         "chat_template": _TEMPLATE.replace("PICTURE", family.picture),
         "additional_special_tokens": list(ids),
-        "added_tokens_decoder": {
-            str(ids[token]): {"content": token, "special": True, **flags} for token in ids
-        },
+        "added_tokens_decoder": added,
     }
     files = {
         "tokenizer.json": tokenizer,
         "tokenizer_config.json": settings,
-        "config.json": _with_ids(family.config, ids),
+        "config.json": config_of(name),
         "preprocessor_config.json": family.preprocessor,
         **family.files,
     }
@@ -864,11 +870,11 @@ def write_vision_model(name: str, made: Path) -> Path:
 
 
 def _with_ids(config: Mapping[str, Any], ids: Mapping[str, int]) -> dict[str, Any]:
-    return {
-        name: _with_ids(value, ids)
-        if isinstance(value, Mapping)
-        else ids[value]
-        if isinstance(value, str) and value in ids
-        else value
-        for name, value in config.items()
-    }
+    """Return the configuration with the ids of tokens in place of their text."""
+    return {name: _with_id(value, ids) for name, value in config.items()}
+
+
+def _with_id(value: Any, ids: Mapping[str, int]) -> Any:
+    if isinstance(value, Mapping):
+        return _with_ids(value, ids)
+    return ids.get(value, value) if isinstance(value, str) else value

@@ -68,10 +68,10 @@ class MediaRule:
     by_text: Callable[[TokenIds, int], Expanded | None] | None = None
 
 
-def resizes_with(processor: JsonObject, *names: str) -> bool:
-    """Return whether pictures are resized by a processor of one of these names."""
-    name = str(processor.get("image_processor_type")).removesuffix("Fast")
-    return name in names and processor.get("do_resize", True) is True
+def resizes_with(processor: JsonObject, name: str) -> bool:
+    """Return whether pictures are resized by the processor of that name."""
+    given = str(processor.get("image_processor_type")).removesuffix("Fast")
+    return given == name and processor.get("do_resize", True) is True
 
 
 def expanded(ids: TokenIds, sizes: Sequence[Size], rule: MediaRule) -> Expanded | None:

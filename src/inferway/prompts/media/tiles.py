@@ -7,9 +7,14 @@ from __future__ import annotations
 
 from inferway.prompts.media.rule import Size
 
+_MOST_TILES = 100
+
 
 def grids(least: int, most: int) -> list[Size]:
-    """Return the grids of that many tiles, the smallest first."""
+    """Return the grids of that many tiles, the smallest first. Raises ValueError if there are more
+    than any released model has."""
+    if most > _MOST_TILES:
+        raise ValueError(f"{most} tiles")
     sides = range(1, most + 1)
     found = [Size(w, h) for w in sides for h in sides if least <= w * h <= most]
     return sorted(found, key=lambda grid: grid.width * grid.height)
