@@ -40,15 +40,12 @@ class Stock:
         registry = import_module("vllm.multimodal").MULTIMODAL_REGISTRY
         self._processor = registry.create_processor(config)
         self._image = import_module("PIL.Image")
-        # Not vLLM's: for some types of models it has other rules than the file.
-        from_file = import_module("tokenizers").Tokenizer.from_file
-        self._tokenizer = from_file(str(folder / "tokenizer.json"))
 
     def made(self, drawn: Drawn) -> Made | None:
         """Return the places of the pictures and the checksum of the ids; None if it is refused."""
         info = self._processor.info
         pictures = [self._image.new("RGB", size) for size in drawn.sizes]
-        ids = self._tokenizer.encode(drawn.text, add_special_tokens=False).ids
+        ids = info.get_tokenizer().encode(drawn.text, add_special_tokens=False)
         try:
             made = self._processor(ids, info.parse_mm_data({"image": pictures}))
         except Exception:

@@ -31,8 +31,9 @@ class Family:
     preprocessor: Mapping[str, Any]
     tokens: tuple[str, ...]
     picture: str
-    files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    files: Mapping[str, Mapping[str, Any] | str] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)  # of tokenizer_config.json
+    ids: Mapping[str, int] = field(default_factory=dict)  # of tokens that have fixed ones
 
 
 def _text(**members: Any) -> dict[str, Any]:
@@ -169,6 +170,149 @@ _GLM_PROCESSOR = {
     "patch_size": 14,
     "temporal_patch_size": 2,
     "merge_size": 2,
+}
+
+# Stand-ins for code that the released models bring along: their own is not part of vLLM, and has no
+# part in what vLLM makes of a prompt, but for the values and functions that it asks them for.
+_INTERNVL_CONFIG = """
+from transformers import PreTrainedConfig, Qwen2Config
+
+class InternVLChatConfig(PreTrainedConfig):
+    model_type = "internvl_chat"
+
+    def __init__(self, vision_config=None, llm_config=None, **kwargs):
+        self.vision_config = PreTrainedConfig(**(vision_config or {}))
+        self.text_config = Qwen2Config(**(llm_config or {}))
+        super().__init__(**kwargs)
+"""
+_KIMI_PROCESSOR = """
+import torch
+from transformers import BatchFeature
+from transformers.image_processing_utils import BaseImageProcessor
+from transformers.processing_utils import ProcessorMixin
+
+class KimiVLImageProcessor(BaseImageProcessor):
+    def __init__(self, patch_size, in_token_limit, merge_kernel_size, pad_input, **kwargs):
+        super().__init__(**kwargs)
+        self.patch_size = patch_size
+        self.in_token_limit = in_token_limit
+        self.merge_kernel_size = merge_kernel_size
+        self.pad_input = pad_input
+
+    def grid(self, image):
+        patch, (rows, columns) = self.patch_size, self.merge_kernel_size
+        width, height = image.size
+        patches = (width // patch) * (height // patch)
+        if patches > self.in_token_limit:
+            scale = (self.in_token_limit / patches) ** 0.5
+            width, height = int(width * scale), int(height * scale)
+        height = -(-height // (rows * patch)) * rows
+        width = -(-width // (columns * patch)) * columns
+        if max(width, height) >= 512:
+            raise ValueError("Exceed pos emb")
+        return height, width
+
+    def preprocess(self, images, **kwargs):
+        grids = torch.tensor([self.grid(image) for image in images])
+        pixels = torch.zeros(int(grids.prod(-1).sum()), 3, self.patch_size, self.patch_size)
+        return BatchFeature({"pixel_values": pixels, "image_grid_hws": grids})
+
+class KimiVLProcessor(ProcessorMixin):
+    attributes = ["image_processor", "tokenizer"]
+
+    def __init__(self, image_processor=None, tokenizer=None, **kwargs):
+        self.image_token = "<|media_pad|>"
+        super().__init__(image_processor, tokenizer)
+
+    def __call__(self, images=None, text=None, **kwargs):
+        made = self.image_processor.preprocess(images) if images else {}
+        return BatchFeature({**self.tokenizer(text, return_tensors="pt"), **made})
+"""
+_PHI_4_CONFIG = """
+from transformers import PreTrainedConfig
+
+class Phi4MMConfig(PreTrainedConfig):
+    model_type = "phi4mm"
+"""
+_PHI_4_PROCESSOR = """
+import math
+import torch
+from transformers import BatchFeature
+from transformers.feature_extraction_sequence_utils import SequenceFeatureExtractor
+from transformers.image_processing_utils import BaseImageProcessor
+from transformers.processing_utils import ProcessorMixin
+
+class Phi4MMImageProcessor(BaseImageProcessor):
+    def __init__(self, dynamic_hd, **kwargs):
+        super().__init__(**kwargs)
+        self.dynamic_hd = dynamic_hd
+
+    def find_closest_aspect_ratio(self, aspect, grids, width, height, tile):
+        best, least = (1, 1), float("inf")
+        for grid in grids:
+            difference = abs(aspect - grid[0] / grid[1])
+            covers = width * height > 0.5 * tile * tile * grid[0] * grid[1]
+            if difference < least or (difference == least and covers):
+                best = grid
+            least = min(least, difference)
+        return best
+
+    def size(self, image):
+        width, height = image.size
+        grid = math.ceil(width / 448), math.ceil(height / 448)
+        if grid[0] * grid[1] > self.dynamic_hd:
+            sides = range(1, self.dynamic_hd + 1)
+            grids = {(w, h) for w in sides for h in sides if w * h <= self.dynamic_hd}
+            grids = sorted(grids, key=lambda grid: grid[0] * grid[1])
+            grid = self.find_closest_aspect_ratio(width / height, grids, width, height, 448)
+        scale = min(grid[0] * 448 / width, grid[1] * 448 / height)
+        if min(int(width * scale), int(height * scale)) < 10:
+            raise ValueError("the aspect ratio is very extreme")
+        return grid[1] * 448, grid[0] * 448
+
+    def preprocess(self, images, **kwargs):
+        sizes = [self.size(image) for image in images]
+        most = max(height * width // 448**2 for height, width in sizes) + 1
+        return BatchFeature({
+            "input_image_embeds": torch.zeros(len(images), most, 3, 448, 448),
+            "image_attention_mask": torch.ones(len(images), most, 32, 32),
+            "image_sizes": torch.tensor(sizes),
+        })
+
+class Phi4MMAudioFeatureExtractor(SequenceFeatureExtractor):
+    def __init__(self, **kwargs):
+        super().__init__(80, 16000, 0.0, **kwargs)
+
+class Phi4MMProcessor(ProcessorMixin):
+    attributes = ["image_processor", "audio_processor", "tokenizer"]
+    image_processor_class = "AutoImageProcessor"
+    audio_processor_class = "AutoFeatureExtractor"
+    tokenizer_class = "AutoTokenizer"
+
+    def __init__(self, image_processor, audio_processor, tokenizer, **kwargs):
+        self.image_processor = image_processor
+        self.audio_processor = audio_processor
+        self.tokenizer = tokenizer
+
+    def __call__(self, text, images=None, audios=None, **kwargs):
+        made = self.image_processor.preprocess(images) if images else {}
+        return BatchFeature({**self.tokenizer(text, return_tensors="pt"), **made})
+"""
+_DEEPSEEK = {
+    "kv_lora_rank": None,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 0,
+    "qk_rope_head_dim": 0,
+    "v_head_dim": 0,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "first_k_dense_replace": 1,
+    "topk_method": "greedy",
+    "n_group": 1,
+    "topk_group": 1,
+    "architectures": ["DeepseekV2ForCausalLM"],
 }
 
 
@@ -552,24 +696,7 @@ FAMILIES: Mapping[str, Family] = {
         _config(
             "DeepseekOCRForCausalLM",
             "deepseek_vl_v2",
-            language_config=_text(
-                model_type="deepseek_v2",
-                kv_lora_rank=None,
-                q_lora_rank=None,
-                qk_nope_head_dim=0,
-                qk_rope_head_dim=0,
-                v_head_dim=0,
-                use_mla=False,
-                n_routed_experts=4,
-                n_shared_experts=1,
-                num_experts_per_tok=2,
-                moe_intermediate_size=64,
-                first_k_dense_replace=1,
-                topk_method="greedy",
-                n_group=1,
-                topk_group=1,
-                architectures=["DeepseekV2ForCausalLM"],
-            ),
+            language_config=_text(model_type="deepseek_v2", use_mla=False, **_DEEPSEEK),
             vision_config={
                 "model_type": "vision",
                 "image_size": 1024,
@@ -585,46 +712,169 @@ FAMILIES: Mapping[str, Family] = {
         "<image>",
         {"processor_config.json": {"processor_class": "DeepseekVLV2Processor"}},
     ),
+    "internvl_chat": Family(
+        _config(
+            "InternVLChatModel",
+            "internvl_chat",
+            auto_map={"AutoConfig": "configuration_internvl_chat.InternVLChatConfig"},
+            llm_config=_text(model_type="qwen2", architectures=["Qwen2ForCausalLM"]),
+            vision_config={
+                "hidden_size": 128,
+                "intermediate_size": 256,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 2,
+                "image_size": 448,
+                "patch_size": 14,
+                "num_channels": 3,
+                "qkv_bias": True,
+                "qk_normalization": False,
+                "norm_type": "layer_norm",
+                "layer_norm_eps": 1e-6,
+                "hidden_act": "gelu",
+                "initializer_factor": 0.1,
+                "initializer_range": 0.02,
+            },
+            downsample_ratio=0.5,
+            dynamic_image_size=True,
+            force_image_size=448,
+            max_dynamic_patch=12,
+            min_dynamic_patch=1,
+            ps_version="v2",
+            select_layer=-1,
+            use_thumbnail=True,
+        ),
+        {},
+        ("<img>", "</img>", "<IMG_CONTEXT>"),
+        "<image>",
+        {"configuration_internvl_chat.py": _INTERNVL_CONFIG},
+    ),
+    "kimi_vl": Family(
+        _config(
+            "KimiVLForConditionalGeneration",
+            "kimi_vl",
+            text_config=_text(
+                model_type="deepseek_v2",
+                **{
+                    **_DEEPSEEK,
+                    "kv_lora_rank": 512,
+                    "qk_nope_head_dim": 128,
+                    "qk_rope_head_dim": 64,
+                    "v_head_dim": 128,
+                },
+            ),
+            vision_config={
+                "model_type": "moonvit",
+                "hidden_size": 128,
+                "intermediate_size": 256,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 2,
+                "patch_size": 14,
+                "merge_kernel_size": [2, 2],
+                "init_pos_emb_height": 64,
+                "init_pos_emb_width": 64,
+            },
+            media_placeholder_token_id="<|media_pad|>",
+        ),
+        {
+            "auto_map": {
+                "AutoImageProcessor": "processing_kimi_vl.KimiVLImageProcessor",
+                "AutoProcessor": "processing_kimi_vl.KimiVLProcessor",
+            },
+            "image_processor_type": "KimiVLImageProcessor",
+            "in_token_limit": 4096,
+            "merge_kernel_size": [2, 2],
+            "num_pooled_tokens": 1024,
+            "pad_input": True,
+            "patch_size": 14,
+        },
+        ("<|media_start|>", "<|media_content|>", "<|media_pad|>", "<|media_end|>"),
+        "<|media_start|>image<|media_content|><|media_pad|><|media_end|>",
+        {"processing_kimi_vl.py": _KIMI_PROCESSOR},
+    ),
+    "phi_4": Family(
+        _config(
+            "Phi4MMForCausalLM",
+            "phi4mm",
+            auto_map={"AutoConfig": "configuration_phi4mm.Phi4MMConfig"},
+            **{
+                **_text(vocab_size=200064, hidden_act="silu", rms_norm_eps=1e-5),
+                "partial_rotary_factor": 0.75,
+                "tie_word_embeddings": True,
+            },
+            img_processor=None,
+            audio_processor=None,
+            embd_layer={"audio_embd_layer": {"compression_rate": 8}},
+        ),
+        {
+            "auto_map": {
+                "AutoProcessor": "processing_phi4mm.Phi4MMProcessor",
+                "AutoImageProcessor": "processing_phi4mm.Phi4MMImageProcessor",
+                "AutoFeatureExtractor": "processing_phi4mm.Phi4MMAudioFeatureExtractor",
+            },
+            "image_processor_type": "Phi4MMImageProcessor",
+            "processor_class": "Phi4MMProcessor",
+            "feature_extractor_type": "Phi4MMAudioFeatureExtractor",
+            "dynamic_hd": 36,
+            "audio_compression_rate": 8,
+            "audio_downsample_rate": 1,
+            "audio_feat_stride": 1,
+        },
+        (),
+        "<|image_{}|>",
+        {
+            "configuration_phi4mm.py": _PHI_4_CONFIG,
+            "processing_phi4mm.py": _PHI_4_PROCESSOR,
+        },
+        ids={"<|endoftext10|>": 200010, "<|endoftext11|>": 200011},
+    ),
 }
+
+
+def token_ids(name: str) -> dict[str, int]:
+    """Return the ids of the tokens that a family has beside SmolLM2's."""
+    family = FAMILIES[name]
+    return {token: _NUM_TOKENS + i for i, token in enumerate(family.tokens)} | dict(family.ids)
+
+
+def config_of(name: str) -> dict[str, Any]:
+    """Return the config.json of a family's tiny model."""
+    return _with_ids(FAMILIES[name].config, token_ids(name))
 
 
 def write_vision_model(name: str, made: Path) -> Path:
     """Write the tiny model of a family in FAMILIES into the folder `made`, which is not there."""
-    family = FAMILIES[name]
+    family, ids = FAMILIES[name], token_ids(name)
     made.mkdir(parents=True)
-    ids = {token: _NUM_TOKENS + i for i, token in enumerate(family.tokens)}
     tokenizer = json.loads((_TOKENIZER / "tokenizer.json").read_text())
+    tokenizer["model"]["vocab"] |= family.ids
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    tokenizer["added_tokens"] += [
-        {"id": ids[token], "content": token, "special": True, **flags} for token in family.tokens
-    ]
-    settings = json.loads((_TOKENIZER / "tokenizer_config.json").read_text())
-    settings |= {
+    added = {id: {"content": token, "special": True, **flags} for token, id in ids.items()}
+    tokenizer["added_tokens"] += [{"id": id, **token} for id, token in added.items()]
+    settings = {
+        **json.loads((_TOKENIZER / "tokenizer_config.json").read_text()),
         **family.settings,
         "chat_template": _TEMPLATE.replace("PICTURE", family.picture),
-        "additional_special_tokens": list(family.tokens),
-        "added_tokens_decoder": {
-            str(ids[token]): {"content": token, "special": True, **flags} for token in family.tokens
-        },
+        "additional_special_tokens": list(ids),
+        "added_tokens_decoder": added,
     }
     files = {
         "tokenizer.json": tokenizer,
         "tokenizer_config.json": settings,
-        "config.json": _with_ids(family.config, ids),
+        "config.json": config_of(name),
         "preprocessor_config.json": family.preprocessor,
         **family.files,
     }
     for file, content in files.items():
-        (made / file).write_text(json.dumps(content))
+        (made / file).write_text(content if isinstance(content, str) else json.dumps(content))
     return made
 
 
 def _with_ids(config: Mapping[str, Any], ids: Mapping[str, int]) -> dict[str, Any]:
-    return {
-        name: _with_ids(value, ids)
-        if isinstance(value, Mapping)
-        else ids[value]
-        if isinstance(value, str) and value in ids
-        else value
-        for name, value in config.items()
-    }
+    """Return the configuration with the ids of tokens in place of their text."""
+    return {name: _with_id(value, ids) for name, value in config.items()}
+
+
+def _with_id(value: Any, ids: Mapping[str, int]) -> Any:
+    if isinstance(value, Mapping):
+        return _with_ids(value, ids)
+    return ids.get(value, value) if isinstance(value, str) else value

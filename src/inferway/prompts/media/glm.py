@@ -16,8 +16,7 @@ _MOST_ASPECT = 200  # the processor refuses pictures that are longer in one dire
 def rule(model: MediaModel) -> MediaRule | None:
     """Return the rule of a model of the family."""
     token, processor = model.token_id("<|image|>"), model.processor
-    known = resizes_with(processor, "Glm4vImageProcessor", "Glm46VImageProcessor")
-    if token is None or not known:
+    if token is None or not resizes_with(processor, "Glm4vImageProcessor"):
         return None
     factor = processor["patch_size"] * processor["merge_size"]
     least, most = processor["size"]["shortest_edge"], processor["size"]["longest_edge"]

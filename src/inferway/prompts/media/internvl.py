@@ -7,20 +7,21 @@ models/got_ocr2/image_processing_got_ocr2.py.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-from inferway.prompts.media.rule import MediaModel, MediaRule, Size, resizes_with
-from inferway.prompts.media.tiles import closest, grids
+from inferway.model import TokenIds
+from inferway.prompts.media.by_text import by_text
+from inferway.prompts.media.rule import Expanded, MediaModel, MediaRule, Size, resizes_with
+from inferway.prompts.media.tiles import count_with_thumbnail, grids
 
 
 def rule(model: MediaModel) -> MediaRule | None:
     """Return the rule of an InternVLChatModel, for which vLLM has a processor of its own."""
     config, vision = model.config, model.config["vision_config"]
     tile, is_cut = vision["image_size"], config["dynamic_image_size"]
+    if not config["use_thumbnail"]:
+        return None
     length = int((tile // vision["patch_size"]) ** 2 * (config["downsample_ratio"] ** 2))
     bounds = (config["min_dynamic_patch"], config["max_dynamic_patch"]) if is_cut else (1, 1)
-    cut = _Cut(tile, grids(*bounds), has_thumbnail=config["use_thumbnail"])
-    return _rule(model, "<image>", cut, length)
+    return _rule(model, "<image>", grids(*bounds), tile, length)
 
 
 def rule_of_hf(model: MediaModel) -> MediaRule | None:
@@ -31,30 +32,21 @@ def rule_of_hf(model: MediaModel) -> MediaRule | None:
     if tile != processor["size"]["width"] or not resizes_with(processor, "GotOcr2ImageProcessor"):
         return None
     candidates = grids(processor["min_patches"], processor["max_patches"])
-    cut = _Cut(tile, candidates, has_thumbnail=True)
-    return _rule(model, "<IMG_CONTEXT>", cut, processor["image_seq_length"])
+    return _rule(model, "<IMG_CONTEXT>", candidates, tile, processor["image_seq_length"])
 
 
-class _Cut(NamedTuple):
-    """The way in which pictures are cut into tiles."""
-
-    tile: int
-    grids: list[Size]
-    has_thumbnail: bool
-
-    def count(self, size: Size) -> int:
-        """Return how many tiles a picture becomes."""
-        grid = closest(size, self.grids, self.tile)
-        tiles = grid.width * grid.height
-        return tiles + (self.has_thumbnail and tiles > 1)
-
-
-def _rule(model: MediaModel, placeholder: str, cut: _Cut, length: int) -> MediaRule | None:
+def _rule(
+    model: MediaModel, placeholder: str, candidates: list[Size], tile: int, length: int
+) -> MediaRule | None:
     begin, image, end = (model.token_id(text) for text in ("<img>", "<IMG_CONTEXT>", "</img>"))
     if begin is None or image is None or end is None:
         return None
 
     def expand(size: Size) -> list[int]:
-        return [begin, *[image] * (cut.count(size) * length), end]
+        count = count_with_thumbnail(size, candidates, tile)
+        return [begin, *[image] * (count * length), end]
 
-    return MediaRule(placeholder, tuple(model.encode(placeholder)), expand)
+    def anew(ids: TokenIds, count: int) -> Expanded | None:
+        return by_text(model, ids, [placeholder] * count, "<img></img>")
+
+    return MediaRule(placeholder, tuple(model.encode(placeholder)), expand, by_text=anew)

@@ -32,11 +32,13 @@ def _rule(model: MediaModel, placeholder: str, largest: int, patch: int) -> Medi
     if not isinstance(token, int) or row_end is None or end is None:
         return None
 
-    def expand(size: Size) -> list[int]:
+    def expand(size: Size) -> list[int] | None:
         width, height = size
         ratio = max(width / largest, height / largest)
         if ratio > 1:
             width, height = math.floor(width / ratio), math.floor(height / ratio)
+        if width < 1 or height < 1:
+            return None
         columns, rows = (width - 1) // patch + 1, (height - 1) // patch + 1
         tokens = ([token] * columns + [row_end]) * rows
         return [*tokens[:-1], end]

@@ -34,6 +34,7 @@ class MediaModel:
     processor: JsonObject
     token_id: Callable[[str], int | None]  # of a token of the vocabulary, special ones included
     encode: Callable[[str], Sequence[int]]  # without special tokens around the text
+    decode: Callable[[TokenIds], str]
 
 
 class Span(NamedTuple):
@@ -56,18 +57,21 @@ class MediaRule:
     `target` are the tokens of a placeholder in the tokenized chat, by the picture's number where
     they differ, and `expand` returns those that take their place, or None for a size that the
     engine refuses or whose tokens are not known. `finish` changes the prompt with all pictures.
+    `by_text` is for targets that are no single token, which text beside them may change: it returns
+    the prompt tokenized anew, and the places that the pictures take in it.
     """
 
     placeholder: str
     target: Target
     expand: Callable[[Size], Sequence[int] | None]
     finish: Callable[[Expanded], Expanded | None] | None = None
+    by_text: Callable[[TokenIds, int], Expanded | None] | None = None
 
 
-def resizes_with(processor: JsonObject, *names: str) -> bool:
-    """Return whether pictures are resized by a processor of one of these names."""
-    name = str(processor.get("image_processor_type")).removesuffix("Fast")
-    return name in names and processor.get("do_resize", True) is True
+def resizes_with(processor: JsonObject, name: str) -> bool:
+    """Return whether pictures are resized by the processor of that name."""
+    given = str(processor.get("image_processor_type")).removesuffix("Fast")
+    return given == name and processor.get("do_resize", True) is True
 
 
 def expanded(ids: TokenIds, sizes: Sequence[Size], rule: MediaRule) -> Expanded | None:
@@ -76,10 +80,16 @@ def expanded(ids: TokenIds, sizes: Sequence[Size], rule: MediaRule) -> Expanded 
     As the engine does it, the n-th picture takes the n-th place of the target: text of a client
     that is the target, too, counts as one.
     """
+    found = places(ids, rule.target, len(sizes))
+    if len(found) < len(sizes):
+        anew = rule.by_text and rule.by_text(ids, len(sizes))
+        if anew is None:
+            return None
+        ids, found = anew
     pieces: list[Sequence[int] | TokenIds] = []
     spans: list[Span] = []
     end, length = 0, 0
-    for size, place in zip(sizes, places(ids, rule.target, len(sizes)), strict=False):
+    for size, place in zip(sizes, found, strict=False):
         tokens = rule.expand(size)
         if tokens is None:
             return None
@@ -88,8 +98,6 @@ def expanded(ids: TokenIds, sizes: Sequence[Size], rule: MediaRule) -> Expanded 
         spans.append(Span(length, len(tokens)))
         length += len(tokens)
         end = place.offset + place.length
-    if len(spans) != len(sizes):
-        return None
     made = np.concatenate([*pieces, ids[end:]]).astype(np.uint32, copy=False), spans
     return made if rule.finish is None else rule.finish(made)
 
