@@ -303,7 +303,7 @@ def test_media_of_a_body_that_is_no_standard_json_get_names() -> None:
 
     edited = json.loads(with_media_names(body, NAMES))
 
-    assert [edited["messages"][i]["content"][j]["uuid"] for i, j, _ in NAMES] == ["new", "other"]
+    assert [edited["messages"][i]["content"][j]["uuid"] for i, j, *_ in NAMES] == ["new", "other"]
 
 
 def test_media_of_a_large_body_that_is_no_standard_json_are_refused() -> None:
