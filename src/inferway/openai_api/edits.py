@@ -181,8 +181,9 @@ def _media_uuids_anew(body: bytes, make: Callable[[str], str]) -> bytes:
 
 
 def with_media_names(body: bytes, names: Sequence[MediaName]) -> bytes:
-    """Return `body`, a chat, with these names as the `uuid` of its parts; `body` itself if it has
-    them. Raises InvalidRequestError for a large body that would have to be written anew."""
+    """Return `body`, a chat, with these names as the `uuid` of its parts, and with their URLs;
+    `body` itself if it has them. Raises InvalidRequestError for a large body that would have to be
+    written anew."""
     try:
         return _with_names(body, names)
     except UNREADABLE:
@@ -190,7 +191,10 @@ def with_media_names(body: bytes, names: Sequence[MediaName]) -> bytes:
             raise _too_large(body, "uuid") from None
         written = json_object(body)
         for name in names:
-            written["messages"][name.message]["content"][name.part]["uuid"] = name.uuid
+            part = written["messages"][name.message]["content"][name.part]
+            part["uuid"] = name.uuid
+            if name.url is not None:
+                part["image_url"] = {**_members(part["image_url"]), "url": name.url}
         return json_bytes(written)
 
 
@@ -201,18 +205,32 @@ def _with_names(body: bytes, names: Sequence[MediaName]) -> bytes:
         parts = _ARRAY.decode(_OBJECT.decode(messages[number])["content"])
         for name in of_message:
             part, new = parts[name.part], msgspec.json.encode(name.uuid)
-            given = _OBJECT.decode(part).get("uuid")
+            members = _OBJECT.decode(part)
+            given = members.get("uuid")
             if given is None:
                 after = _place(part, body) + 1
                 edits.append((after, after, b'"uuid":%b,' % new))
             elif bytes(given) != new:
-                start = _place(given, body)
-                edits.append((start, start + len(bytes(given)), new))
+                edits.append(_replaced(given, body, new))
+            if name.url is not None:
+                url = members["image_url"]
+                if bytes(url).startswith(b"{"):
+                    url = _OBJECT.decode(url)["url"]
+                edits.append(_replaced(url, body, b'"%b"' % name.url.encode("ascii")))
     pieces, end = [], 0
     for start, until, new in sorted(edits):
         pieces += [body[end:start], new]
         end = until
     return b"".join([*pieces, body[end:]]) if pieces else body
+
+
+def _replaced(value: msgspec.Raw, body: bytes, new: bytes) -> tuple[int, int, bytes]:
+    start = _place(value, body)
+    return start, start + len(bytes(value)), new
+
+
+def _members(url: object) -> dict[str, object]:
+    return url if isinstance(url, dict) else {}
 
 
 def _no_uuid() -> InvalidRequestError:

@@ -168,7 +168,7 @@ def test_sound_beside_a_picture_ends_what_is_known(prompts: ModelPrompts) -> Non
     found = tokenized(prompts, user(text("Hear: "), picture(RED), sound))
 
     assert (found.reason, list(found.media)) == (Reason.MEDIA_PREFIX, [])
-    assert found.names == [MediaName(0, 1, digest(RED)), MediaName(0, 2, digest(WAV))]
+    assert found.names == [MediaName(0, 1, digest(RED)), MediaName(0, 2, digest(f"audio:{WAV}"))]
 
 
 def test_prompt_that_is_cut_at_its_start_is_unknown_but_its_pictures_are_named(
