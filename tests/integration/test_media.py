@@ -1,4 +1,4 @@
-"""Chats with pictures, through the whole gateway: what engines get, and who is harmed by bad ones."""
+"""Chats with pictures, through the whole gateway."""
 
 from __future__ import annotations
 

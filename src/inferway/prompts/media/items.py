@@ -38,7 +38,7 @@ MODALITIES = {
     "video_url": "video",
 }
 _TYPES = {**MODALITIES, "input_image": "image"}
-_FIELDS = {"input_image": "image_url"}  # by a type, where both have different names
+_TYPE_OF = {"image_url": "input_image"}  # beside the type of the same name
 _UNNAMED = object()
 _DIGEST = re.compile("[0-9a-f]{64}")  # names that are given here
 
@@ -126,7 +126,7 @@ def _content(part: JsonObject) -> object:
     for one that cannot be named: with a `uuid`, its engine would look for it elsewhere."""
     field = next((field for field in MODALITIES if field in part), None)
     kind = part.get("type")
-    if part.get("uuid") is None and kind is not None and _FIELDS.get(kind, kind) != field:
+    if part.get("uuid") is None and kind not in (None, field, _TYPE_OF.get(field)):
         return _UNNAMED
     value = None if field is None else part[field]
     if not value:
