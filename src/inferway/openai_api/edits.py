@@ -205,24 +205,29 @@ def _with_names(body: bytes, names: Sequence[MediaName]) -> bytes:
     for number, of_message in groupby(names, key=attrgetter("message")):
         parts = _ARRAY.decode(_OBJECT.decode(messages[number])["content"])
         for name in of_message:
-            part, new = parts[name.part], msgspec.json.encode(name.uuid)
-            members = _OBJECT.decode(part)
-            given = members.get("uuid")
-            if given is None:
-                after = _place(part, body) + 1
-                edits.append((after, after, b'"uuid":%b,' % new))
-            elif bytes(given) != new:
-                edits.append(_replaced(given, body, new))
-            if name.url is not None:
-                url = members["image_url"]
-                if bytes(url).startswith(b"{"):
-                    url = _OBJECT.decode(url)["url"]
-                edits.append(_replaced(url, body, b'"%b"' % name.url.encode("ascii")))
+            edits += _edits_of_part(parts[name.part], name, body)
     pieces, end = [], 0
     for start, until, new in sorted(edits):
         pieces += [body[end:start], new]
         end = until
     return b"".join([*pieces, body[end:]]) if pieces else body
+
+
+def _edits_of_part(
+    part: msgspec.Raw, name: MediaName, body: bytes
+) -> Iterator[tuple[int, int, bytes]]:
+    members, new = _OBJECT.decode(part), msgspec.json.encode(name.uuid)
+    given = members.get("uuid")
+    if given is None:
+        after = _place(part, body) + 1
+        yield after, after, b'"uuid":%b,' % new
+    elif bytes(given) != new:
+        yield _replaced(given, body, new)
+    if name.url is not None:
+        url = members["image_url"]
+        if bytes(url).startswith(b"{"):
+            url = _OBJECT.decode(url)["url"]
+        yield _replaced(url, body, b'"%b"' % name.url.encode("ascii"))
 
 
 def _replaced(value: msgspec.Raw, body: bytes, new: bytes) -> tuple[int, int, bytes]:

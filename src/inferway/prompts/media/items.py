@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -38,7 +38,8 @@ MODALITIES = {
     "video_url": "video",
 }
 _TYPES = {**MODALITIES, "input_image": "image"}
-_TYPE_OF = {"image_url": "input_image"}  # beside the type of the same name
+# Types beside those of the same name as their field.
+_OTHER_TYPES: Mapping[str | None, str] = {"image_url": "input_image"}
 _UNNAMED = object()
 _DIGEST = re.compile("[0-9a-f]{64}")  # names that are given here
 
@@ -126,7 +127,7 @@ def _content(part: JsonObject) -> object:
     for one that cannot be named: with a `uuid`, its engine would look for it elsewhere."""
     field = next((field for field in MODALITIES if field in part), None)
     kind = part.get("type")
-    if part.get("uuid") is None and kind not in (None, field, _TYPE_OF.get(field)):
+    if part.get("uuid") is None and kind not in (None, field, _OTHER_TYPES.get(field)):
         return _UNNAMED
     value = None if field is None else part[field]
     if not value:
