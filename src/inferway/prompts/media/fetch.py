@@ -124,7 +124,7 @@ class MediaFetch:
         """Yield what /metrics shows of the fetches."""
         yield counter(
             "media_fetches",
-            "Pictures behind URLs that the gateway was to fetch, by what has become of it",
+            "Pictures behind URLs that the gateway was to fetch, by outcome.",
             ["outcome"],
             self._outcomes,
         )
