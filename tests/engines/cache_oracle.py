@@ -31,6 +31,7 @@ import tests.engines.own_path  # noqa: F401  # before the gateway is imported
 import torch
 from vllm.distributed.kv_events import KVEventBatch
 from vllm.lora.request import LoRARequest
+from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_coordinator import HybridKVCacheCoordinator
@@ -51,7 +52,7 @@ from vllm.v1.request import Request
 
 import vllm
 from inferway.kv.blocks.dialects import LoraAdapter
-from inferway.kv.blocks.extra_keys import request_extras
+from inferway.kv.blocks.extra_keys import BlockExtras, request_extras
 from inferway.kv.blocks.keys import BlockHasher
 from inferway.kv.blocks.places import PromptPlaces
 from inferway.kv.events.adapters.vllm import open_batch
@@ -61,7 +62,7 @@ from inferway.kv.events.event_applier import EventApplier
 from inferway.kv.events.groups import CacheFacts
 from inferway.kv.events.hidden_places import Beside
 from inferway.kv.index.memory import MemoryIndex
-from inferway.model import BlockKey, Cut, block_size_of, lookahead_of
+from inferway.model import BlockKey, Cut, MediaSpan, block_size_of, lookahead_of
 
 _A: dict[str, Any] = {"num_kv_heads": 1, "head_size": 8, "dtype": torch.float16}
 _STARTS = inspect.signature(KVCacheManager.__init__).parameters
@@ -107,6 +108,7 @@ class Case:
     kept: int | None = None  # prefix_cache_retention_interval
     lookahead: int = 0
     loras: bool = False
+    media: bool = False
 
     @property
     def facts(self) -> CacheFacts:
@@ -181,6 +183,16 @@ CASES = {
     "full+mamba align, look-ahead 4": Case([full(), mamba()], [0], lookahead=4),
     "full 32+window 16, look-ahead 2": Case([full(32), window(16)], [0], 32, 16, lookahead=2),
     "full, look-ahead 1, adapters and salts": Case([full()], [0], lookahead=1, loras=True),
+    "full, pictures": Case([full()], loras=True, media=True),
+    "full+window, pictures": Case([full(), window()], loras=True, media=True),
+    "full 64+window 16, pictures": Case([full(64), window(16, 40)], None, 64, 16, media=True),
+    "full+mamba align, pictures": Case([full(), mamba()], media=True),
+    "full+mamba align, hash finer, pictures": Case(
+        [full(64), mamba(64)], None, 64, 16, loras=True, media=True
+    ),
+    "full+window, eagle, pictures": Case([full(), window()], [0], media=True),
+    "full, look-ahead 2, pictures": Case([full()], [0], lookahead=2, loras=True, media=True),
+    "full+window, look-ahead 1, pictures": Case([full(), window()], [0], lookahead=1, media=True),
 }
 
 
@@ -219,15 +231,25 @@ class Engine:
         self.count = 0
         self.chunk = 0
 
-    def request(self, ids: list[int], lora: LoRARequest | None, salt: str | None) -> Request:
+    def request(self, asked: Asked) -> Request:
         self.count += 1
+        features = [
+            MultiModalFeatureSpec(
+                data=None,
+                modality="image",
+                identifier=each.identifier,
+                mm_position=PlaceholderRange(offset=each.offset, length=each.length),
+            )
+            for each in asked.media
+        ]
         return Request(
             request_id=f"r{self.count}",
-            prompt_token_ids=ids,
+            prompt_token_ids=asked.ids,
+            mm_features=features or None,
             sampling_params=SamplingParams(max_tokens=64),
             pooling_params=None,
-            lora_request=lora,
-            cache_salt=salt,
+            lora_request=asked.lora,
+            cache_salt=asked.salt,
             block_hasher=self.hasher,
         )
 
@@ -298,11 +320,25 @@ class Running:
 
 @dataclass(frozen=True)
 class Asked:
-    """A prompt, and the numbers of its adapter and its salt; 0: it has none."""
+    """A prompt, and the numbers of its adapter and its salt; 0: it has none. `pictures`: its tokens
+    say where pictures stand, of this number."""
 
     ids: list[int]
     lora_number: int = 0
     salt_number: int = 0
+    pictures: int = 0
+
+    @property
+    def media(self) -> list[MediaSpan]:
+        """Of prompts that begin alike, and have pictures of the same number, the same."""
+        found: list[MediaSpan] = []
+        end = 0
+        for at, token in enumerate(self.ids if self.pictures else ()):
+            length = 1 + token % 71
+            if at >= end and token % 40 == 0 and at + length <= len(self.ids):
+                found.append(MediaSpan(f"p{token}-{self.pictures}", at, length))
+                end = at + length
+        return found
 
     @property
     def lora(self) -> LoRARequest | None:
@@ -314,7 +350,7 @@ class Asked:
         return f"s{self.salt_number}" if self.salt_number else None
 
 
-def prompts(rng: Random, *, has_loras: bool) -> Iterator[Asked]:
+def prompts(rng: Random, *, has_loras: bool, has_media: bool) -> Iterator[Asked]:
     """Yield prompts that share beginnings."""
     lengths = (40, 96, 200, 400)
     stems = [[rng.randrange(1000) for _ in range(rng.choice(lengths))] for _ in range(6)]
@@ -327,7 +363,8 @@ def prompts(rng: Random, *, has_loras: bool) -> Iterator[Asked]:
         else:
             ids = stem[: rng.randrange(1, len(stem) + 1)]
             ids = ids + [rng.randrange(1000) for _ in range(rng.randrange(40))]
-        yield Asked(ids[:3000], has_loras * rng.randrange(3), has_loras * rng.randrange(3))
+        lora, salt = has_loras * rng.randrange(3), has_loras * rng.randrange(3)
+        yield Asked(ids[:3000], lora, salt, rng.randrange(3) if has_media else 0)
 
 
 class Gateway:
@@ -374,7 +411,7 @@ class Gateway:
             keys, _ = self._keys(cut, asked)
             lora = asked.lora
             adapter = LoraAdapter(lora.lora_name, lora.lora_path) if lora else None
-            beside = Beside(adapter, asked.salt)
+            beside = Beside(adapter, asked.salt, asked.media)
             self._do(self.blocks.expect_prompt(asked.ids, keys, beside))
 
     def _keys(self, cut: Cut, asked: Asked) -> tuple[list[BlockKey], PromptPlaces]:
@@ -382,9 +419,12 @@ class Gateway:
         hasher = BlockHasher(block_size_of(cut), 0, lookahead_of(cut))
         lora = asked.lora
         name, path = (lora.lora_name, lora.lora_path) if lora else (None, None)
-        extras = request_extras(name, asked.salt, path)
-        keys = hasher.keys(tokens, extras)
-        return keys, PromptPlaces(hasher, tokens, keys, extras)
+        extras, media = request_extras(name, asked.salt, path), asked.media
+        of_blocks = extras
+        if media:
+            of_blocks = (extras or BlockExtras()).with_media(media, hasher.block_size)
+        keys = hasher.keys(tokens, of_blocks)
+        return keys, PromptPlaces(hasher, tokens, keys, extras, media)
 
     def _do(self, steps: Iterable[object]) -> None:
         for step in steps:
@@ -410,13 +450,13 @@ class History:
         self._tally = tally
         self._on_events, self._on_look_up = on_events, on_look_up
         self._running: list[Running] = []
-        self._prompts = prompts(self._rng, has_loras=case.loras)
+        self._prompts = prompts(self._rng, has_loras=case.loras, has_media=case.media)
 
     def run(self, steps: int) -> None:
         engine, rng, tally = self._engine, self._rng, self._tally
         for _ in range(steps):
             asked = next(self._prompts)
-            request = engine.request(asked.ids, asked.lora, asked.salt)
+            request = engine.request(asked)
             found, hit, boundary = engine.manager.get_computed_blocks(request)
             request.shared_prefix_boundary = boundary
             self._on_look_up(asked.ids, hit)

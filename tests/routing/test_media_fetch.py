@@ -63,9 +63,7 @@ class Pictures(Letters):
                 url = part["image_url"]["url"]
                 is_there = url.startswith(DATA)
                 names.append(
-                    MediaName(0, place, url[5:], None)
-                    if is_there
-                    else MediaName(0, place, None, url)
+                    MediaName(0, place, url[5:]) if is_there else MediaName(0, place, None, url=url)
                 )
                 spans += [MediaSpan(url[5:], len(ids), 4)] * is_there
                 reason = reason if is_there else Reason.MEDIA_PREFIX

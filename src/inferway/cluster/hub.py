@@ -413,7 +413,7 @@ def _take(gateway: Gateway, report: Report) -> None:
             _sample(gateway.fleet, live)
         case PromptsOffered() as told if gateway.orphans.wanted:
             prompts = {
-                size: [Prompt(_ids(each.ids), each.keys) for each in items]
+                size: [Prompt(_ids(each.ids), each.keys, None, each.media) for each in items]
                 for size, items in told.prompts.items()
             }
             of = {"lora": told.lora, "lora_path": told.lora_path, "cache_salt": told.cache_salt}

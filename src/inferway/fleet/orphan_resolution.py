@@ -28,7 +28,15 @@ from inferway.kv.blocks.keys import BlockHasher
 from inferway.kv.events.dialect_finder import SEEDS, DialectFinder
 from inferway.kv.events.hidden_places import Beside
 from inferway.kv.events.stream import StreamState
-from inferway.model import BlockKey, Cut, Prompt, TokenIds, block_size_of, lookahead_of
+from inferway.model import (
+    BlockKey,
+    Cut,
+    MediaSpan,
+    Prompt,
+    TokenIds,
+    block_size_of,
+    lookahead_of,
+)
 from inferway.prompts.fidelity import CACHE_SALT
 from inferway.tasks import Tasks, TimeSlice, next_multiple
 
@@ -52,6 +60,7 @@ class _Recent:
     lora: str | None
     lora_path: str | None
     cache_salt: str | None
+    media: Sequence[MediaSpan]
     hashes: dict[tuple[object, ...], list[int]] = field(default_factory=dict)  # by dialect
 
 
@@ -115,7 +124,9 @@ class OrphanResolver:
                 if num_tokens > MAX_TOKENS:
                     continue
                 ids, keys = prompt.token_ids, prompt.block_keys
-                recent = _Recent(*(self._num_offered, cut, ids, keys, lora, lora_path, cache_salt))
+                recent = _Recent(
+                    *(self._num_offered, cut, ids, keys, lora, lora_path, cache_salt, prompt.media)
+                )
                 self._num_offered += 1
                 self._num_tokens += num_tokens
                 self._recent.append(recent)
@@ -222,8 +233,8 @@ class OrphanResolver:
         first = watch.serial + 1 if noted == watch.orphans else 0
         for recent in [r for r in self._recent if r.serial >= first]:
             watch.serial = max(watch.serial, recent.serial)
-            if recent.cut != watch.engine.cut:
-                continue
+            if recent.cut != watch.engine.cut or recent.media:
+                continue  # hashes of media are made only to find parts of prompts
             for dialect, lora in _ways(watch, recent):
                 hashes = await self._hashes(recent, dialect, lora, blocks.hash_size)
                 last = max((i for i, h in enumerate(hashes) if blocks.is_orphan(h)), default=-1)
@@ -240,7 +251,7 @@ class OrphanResolver:
         for recent in list(self._recent):
             if not finder.wants_prompts:
                 return
-            if recent.cut != watch.engine.cut:
+            if recent.cut != watch.engine.cut or recent.media:
                 continue
             size = block_size_of(recent.cut)
             found = finder.find(recent.token_ids, size, recent.lora)
@@ -264,7 +275,7 @@ class OrphanResolver:
             watch.expected = recent.serial
             if recent.cut == watch.engine.cut:
                 for _, lora in _ways(watch, recent):
-                    beside = Beside(lora, recent.cache_salt)
+                    beside = Beside(lora, recent.cache_salt, recent.media)
                     await watch.subscriber.expect(recent.token_ids, recent.block_keys, beside)
                     await self._breathe()
 

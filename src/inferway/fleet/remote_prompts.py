@@ -44,6 +44,7 @@ from inferway.fleet.engine_token_ids import (
     ask,
     known_to_tokenize,
 )
+from inferway.fleet.media_learning import MediaLearning
 from inferway.model import ContextLengths, Reason, TokenIds, Tokenized
 from inferway.openai_api.requests import (
     CHAT,
@@ -210,6 +211,13 @@ class RenderSites:
                 return site
         return None
 
+    def engines(self) -> list[tuple[Engine, str]]:
+        """Return the engines that serve the model, and the names that they know it by."""
+        named = [
+            (each, self._renderers.names(each).get(self._key)) for each in self._renderers.engines
+        ]
+        return [(engine, name) for engine, name in named if name is not None and engine.healthy]
+
     def _live(self, now: float) -> list[Site]:
         live = []
         for engine in self._renderers.engines:
@@ -369,6 +377,9 @@ class RemotePrompts:
         self.budget_seconds = renderers.budget_seconds
         self._wall_clock = renderers.wall_clock
         self._flights: dict[bytes, _Flight] = {}
+        self._media = MediaLearning(
+            self.model, renderers.client, self._sites.engines, renderers.spawn
+        )
 
     def forget(self, engine: Engine) -> None:
         """Forget how the engine renders, and what any engine has rendered."""
@@ -402,10 +413,14 @@ class RemotePrompts:
     async def tokenize(self, body: PromptBody) -> Tokenized:
         """Return a request's token ids. Raises RequestError, or RenderError for reasons of ours."""
         try:
-            return await self.own.tokenize(body)
+            found = await self.own.tokenize(body)
         except RenderError as e:
             if e.reason not in REMOTE_REASONS:
                 raise
+        else:
+            if found.reason is Reason.MEDIA_PREFIX and self.own.local is not None:
+                self._media.learn(self.own.local)
+            return found
         known = _known_ids(body)
         if known is not None:
             return Tokenized(known)

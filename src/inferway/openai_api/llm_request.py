@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from inferway.model import Headers, Prompt
+from inferway.model import Headers, MediaSpan, Prompt
 from inferway.openai_api.requests import Body, decode_fields
 
 BYTES_PER_TOKEN = 4  # llm-d's estimate (averageCharactersPerToken)
@@ -36,6 +36,8 @@ class LLMRequest(msgspec.Struct, frozen=True, kw_only=True):
     raw: bytes = b""  # the client's bytes, what the engine gets unless an edit is named
     prompts: Mapping[int, Sequence[Prompt]] = {}  # by block size; empty when they are not known
     prompts_are_whole: bool = True  # the known ones are everything that the engine will see
+    media: Sequence[MediaSpan] = ()  # of its only prompt, where they are known
+    media_bytes: int = 0  # of `raw`: pictures, sound and video
     is_hypothetical: bool = False  # it is sent nowhere: who counts requests does not count it
 
     def header(self, name: bytes) -> bytes | None:
@@ -45,10 +47,10 @@ class LLMRequest(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def num_prompt_tokens(self) -> int:
         """The tokens of all its prompts: exact where they are known, else a quarter of the body's
-        bytes."""
+        bytes, those of media left out."""
         prompts = next(iter(self.prompts.values()), None)
         if prompts is None:
-            return len(self.raw) // BYTES_PER_TOKEN
+            return (len(self.raw) - self.media_bytes) // BYTES_PER_TOKEN
         return sum(len(prompt.token_ids) for prompt in prompts)
 
     @property

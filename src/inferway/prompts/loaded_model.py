@@ -48,7 +48,13 @@ class LoadedModel:
         self.media_first = files.media_first
         self.tokenizer = Tokenizer(files.tokenizer, outside)
         self.media_rule = rule_of(
-            MediaModel(files.tokenizer.model_config, files.processor, self._token_id, self._ids)
+            MediaModel(
+                files.tokenizer.model_config,
+                files.processor,
+                self._token_id,
+                self._ids,
+                self.tokenizer.decode,
+            )
         )
         self.render_time = RenderTime()
         self._sources = files.templates

@@ -320,7 +320,7 @@ class ByPrompt(msgspec.Struct):
         reason = Reason.LOAD_ONLY
         if director.scoring:
             lookup = await director.matcher.match_if_possible(model, request.body)
-            if lookup.names and body.chat is not None and not self.is_hypothetical:
+            if lookup.names and body.chat is not None:
                 lookup, request = await self._name_media(journey, request, model, lookup)
             journey.matched, reason = lookup.prompts, lookup.reason
             journey.goes_on = not reason.is_whole
@@ -347,6 +347,16 @@ class ByPrompt(msgspec.Struct):
     ) -> tuple[Lookup, LLMRequest]:
         """Return what is known of the prompt once its media are fetched, and the request with the
         names in its body by which its media are known."""
+        if not self.is_hypothetical:
+            lookup, request = await self._written_media(journey, request, model, lookup)
+        prompts = next(iter(lookup.prompts.values()), ())
+        media = prompts[0].prompt.media if prompts else ()
+        media_bytes = sum([name.num_bytes for name in lookup.names])
+        return lookup, msgspec.structs.replace(request, media=media, media_bytes=media_bytes)
+
+    async def _written_media(
+        self, journey: Journey, request: LLMRequest, model: ServedModel, lookup: Lookup
+    ) -> tuple[Lookup, LLMRequest]:
         director, chat = self.director, request.body.chat
         assert chat is not None
         fetched = None

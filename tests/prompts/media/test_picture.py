@@ -9,6 +9,7 @@ import struct
 import tracemalloc
 import zlib
 from collections.abc import Callable
+from operator import methodcaller
 
 import pytest
 from PIL import Image, ImageOps
@@ -172,10 +173,6 @@ def test_file_of_base64_reads_as_the_bytes_do(length: int) -> None:
     steps: list[Callable[[object], object]] = []
     for _ in range(50):
         at, size = draw.randint(0, length + 3), draw.randint(-1, length)
-        steps += [
-            lambda f, at=at: f.seek(at),
-            lambda f, size=size: f.read(size),
-            lambda f: f.tell(),
-        ]
+        steps += [methodcaller("seek", at), methodcaller("read", size), methodcaller("tell")]
 
     assert [step(ours) for step in steps] == [step(theirs) for step in steps]

@@ -8,10 +8,11 @@ from heapq import heappop, heappush
 from random import Random
 from statistics import median
 
+import msgspec
 import numpy as np
 import pytest
 
-from inferway.model import STALE, Candidates, Endpoint, SchedulingResult, Target
+from inferway.model import STALE, Candidates, Endpoint, MediaSpan, SchedulingResult, Target
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.openai_api.requests import CompletionRequest
 from inferway.openai_api.usage import Usage
@@ -452,3 +453,76 @@ def test_what_writes_no_answer_says_nothing_of_answers_lengths() -> None:
 
     assert world.plugin.learning.marginal_cost.answer_tokens == before
     assert world.plugin.learning.ttft.is_known
+
+
+ENCODE_MS_EACH = 0.5  # ms a token, ten times what is believed at first
+
+
+def with_picture(name: str, offset: int = 100, length: int = 400) -> LLMRequest:
+    picture = MediaSpan(name, offset, length)
+    return msgspec.structs.replace(request(1_000), media=(picture,))
+
+
+def answer_picture(world: World, name: str, row: int) -> None:
+    """A request with a picture is answered by an engine that must encode it unless it has it."""
+    table, asked = world.candidates(), with_picture(name)
+    world.plugin.produce(asked, table)
+    encoded = table.added["expected-encoded-tokens"][row].item()
+    follower = world.plugin.follow(asked, table, SchedulingResult(()))
+    assert follower is not None
+    follower.on_attempt(Target(world.endpoints[row], 1.0, 0, 0), world.now)
+    follower.on_head(200)
+    world.now += (FIXED_MS + TOKEN_MS * 1_000 + ENCODE_MS_EACH * encoded) / 1000
+    follower.on_first_chunk(world.now)
+    follower.on_end(RequestOutcome("ok", world.now, Usage(10, 1)))
+    world.now += 10
+
+
+def test_picture_goes_where_it_was_encoded() -> None:
+    world = World([1.0, 1.0, 1.0])
+    world.serve(100, every=0.5)
+    answer_picture(world, "cat", row=2)
+
+    assert world.decide(with_picture("cat")) == 2
+
+
+def test_encoding_is_learned_from_first_tokens_and_leaves_the_cost_of_prompts() -> None:
+    world = World([1.0, 1.0])
+    world.serve(200, every=0.5)
+    before = expected(world, 1_000)
+    for number in range(60):
+        answer_picture(world, str(number), row=number % 2)
+
+    learned = world.plugin.learning.encode.table[0]
+    assert learned == pytest.approx([ENCODE_MS_EACH] * 2, rel=0.25)
+    assert expected(world, 1_000) == pytest.approx(before, rel=0.1)
+
+
+@pytest.mark.parametrize(("held_blocks", "encodes"), [(31, True), (32, False)])
+def test_picture_whose_last_token_is_held_is_not_encoded(held_blocks: int, encodes: bool) -> None:
+    world = World([1.0, 1.0])
+    table = world.candidates(held_blocks, of=1)  # 16 tokens each; the picture ends at 500
+    world.plugin.produce(with_picture("cat"), table)
+
+    assert table.added["expected-encoded-tokens"].tolist() == [400, 400 if encodes else 0]
+    assert table.added["expected-encode-ms"][0] > 0
+
+
+def test_endpoints_of_an_encode_stage_have_the_picture_as_well() -> None:
+    world = World([1.0, 1.0, 1.0])
+    table, asked = world.candidates(), with_picture("cat")
+    world.plugin.produce(asked, table)
+    others = {"encode": Target(world.endpoints[1], 1.0, 0, 0)}
+    follower = world.plugin.follow(asked, table, SchedulingResult((), others=others))
+    assert follower is not None
+    follower.on_attempt(Target(world.endpoints[2], 1.0, 0, 0), 0.0)
+
+    again = world.candidates()
+    world.plugin.produce(asked, again)
+    assert again.added["expected-encoded-tokens"].tolist() == [400, 0, 0]
+
+
+def test_request_whose_prompt_is_unknown_is_estimated_without_its_pictures() -> None:
+    known = msgspec.structs.replace(request(1_000), raw=b"x" * 3_000_000, media_bytes=2_996_000)
+
+    assert known.num_prompt_tokens == 1_000

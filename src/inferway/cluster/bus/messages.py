@@ -24,7 +24,8 @@ from inferway.fleet.outage import Outage
 from inferway.kv.events.stream import StreamState
 from inferway.kv.index.changes import IndexChanges
 from inferway.kv.index.protocol import Op
-from inferway.model import Adapters, BlockKey, Cut, Endpoint, HolderId
+from inferway.model import Adapters, BlockKey, Cut, Endpoint, HolderId, MediaSpan
+from inferway.routing.limits.suspension import Suspension
 
 
 class _Told(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -71,6 +72,7 @@ class EngineTold(_Told, frozen=True):
     adapters: Adapters
     is_drained: bool
     outage: Outage | None
+    suspension: Suspension | None
 
 
 class EnginesTold(_Told, frozen=True):
@@ -188,6 +190,7 @@ class PromptTold(_Told, frozen=True):
 
     ids: bytes  # uint32
     keys: list[BlockKey]
+    media: list[MediaSpan] = []
 
 
 class PromptsOffered(_Told, frozen=True):

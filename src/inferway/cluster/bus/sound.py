@@ -24,6 +24,7 @@ from inferway.cluster.bus.peer_messages import (
 from inferway.errors import PeerMessageError
 from inferway.fleet.elsewhere import Count
 from inferway.scheduling.expected_ttft.learning import (
+    ENCODE_FEATURES,
     TPOT_FEATURES,
     TRANSFER_FEATURES,
     TTFT_FEATURES,
@@ -39,7 +40,7 @@ _MS = (0.0, 1e9)
 _REQUESTS = (0.0, 1e6)
 _AGO = (-3600.0, 24 * 3600.0)  # seconds; what is assumed lies ahead
 _FEATURE = (0.0, 1e15)  # pairs of tokens
-_NUM_FEATURES = (len(TTFT_FEATURES), len(TPOT_FEATURES), len(TRANSFER_FEATURES))
+_NUM_FEATURES = tuple(map(len, (TTFT_FEATURES, TPOT_FEATURES, TRANSFER_FEATURES, ENCODE_FEATURES)))
 
 # What the fields of each type lie between.
 _LIMITS: Mapping[type, Mapping[str, tuple[float, float]]] = {

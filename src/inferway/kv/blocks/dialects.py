@@ -114,13 +114,16 @@ def without_salt(extra: tuple[HashExtra, ...] | None) -> tuple[HashExtra, ...] |
 
 
 def hash_extras(
-    lora: LoraAdapter | None = None, cache_salt: str | None = None
+    lora: LoraAdapter | None = None,
+    cache_salt: str | None = None,
+    media: Sequence[tuple[str, int]] = (),
 ) -> tuple[HashExtra, ...] | None:
     """Return one block's extra keys in the form in which they are hashed. The salt belongs to block
-    0 alone."""
+    0 alone. `media`: names, and where their tokens begin, counted from the block's first."""
     extras: list[HashExtra] = []
     if lora is not None:
         extras.append(("lora", lora.name, lora.path))
+    extras += [("mm", name, offset) for name, offset in media]
     if cache_salt:
         extras.append((_SALT, cache_salt))
     return tuple(extras) or None

@@ -48,12 +48,18 @@ class BlockExtras:
     def with_media(self, media: Sequence[MediaSpan], block_size: int) -> BlockExtras:
         """Return the same with the media of a prompt, each in all blocks that its tokens touch
         (vLLM 0.32, kv_cache_utils.py `_gen_mm_extra_hash_keys`)."""
-        at: dict[int, ExtraItems] = {}
+        of_media: dict[int, ExtraItems] = {}
         for each in media:
             first, last = each.offset // block_size, (each.offset + each.length - 1) // block_size
             for i in range(first, last + 1 if each.length else first):
                 item = ("mm", each.identifier, each.offset - i * block_size)
-                at[i] = (*at.get(i, ()), item)
+                of_media[i] = (*of_media.get(i, ()), item)
+        return self.joined(BlockExtras((), of_media))
+
+    def joined(self, media: BlockExtras) -> BlockExtras:
+        """Return the same with the items of media, which stand behind an adapter's path and before
+        a salt."""
+        at = dict(media.at)
         for i, items in self.at.items():
             paths = tuple([item for item in items if item[0] == "lora_path"])
             at[i] = paths + at.get(i, ()) + items[len(paths) :]

@@ -16,7 +16,7 @@ import numpy as np
 
 from inferway.kv.blocks.extra_keys import BlockExtras
 from inferway.kv.blocks.keys import BlockHasher
-from inferway.model import BlockKey, TokenIds
+from inferway.model import BlockKey, MediaSpan, TokenIds
 
 _WITHIN = 0x5D1E_57A6_0F1C_E5ED  # what the seed of keys within blocks differs by
 
@@ -30,7 +30,16 @@ def hasher_within(unit: int, seed: int, lookahead: int = 0) -> BlockHasher:
 class PromptPlaces:
     """`kv.index.protocol.Places` of one prompt, whose whole blocks `hasher` has made keys of."""
 
-    __slots__ = ("_extras", "_hasher", "_ids", "_keys", "_within", "block_size", "num_hashed")
+    __slots__ = (
+        "_extras",
+        "_hasher",
+        "_ids",
+        "_keys",
+        "_media",
+        "_within",
+        "block_size",
+        "num_hashed",
+    )
 
     def __init__(
         self,
@@ -38,13 +47,16 @@ class PromptPlaces:
         token_ids: TokenIds,
         keys: Sequence[BlockKey],
         extras: BlockExtras | None = None,
+        media: Sequence[MediaSpan] = (),
     ) -> None:
+        """`extras` are the request's without its media."""
         self.block_size = hasher.block_size
         self.num_hashed = max(len(token_ids) - hasher.lookahead, 0)
         self._hasher = hasher
         self._ids = token_ids
         self._keys = keys
         self._extras = extras
+        self._media = media
         self._within: dict[tuple[int, int], list[BlockKey]] = {}  # block and unit -> its parts
 
     @property
@@ -73,6 +85,9 @@ class PromptPlaces:
         ids = self._ids[start : start + hasher.block_size + hasher.lookahead]
         extras = self._extras
         if block and extras is not None:
-            extras = BlockExtras(extras.every)  # the others are the first block's: no media here
+            extras = BlockExtras(extras.every)  # a request's other extras are the first block's
+        if self._media:
+            of_media = BlockExtras().with_media(self._media, unit).behind(start // unit)
+            extras = (extras or BlockExtras()).joined(of_media)
         parent = self._keys[block - 1] if block else None
         return within.keys(np.ascontiguousarray(ids), extras, parent)

@@ -103,7 +103,9 @@ class GroupBlocks:
         step = max(_PIECE_HASHES * layout.unit // size, 1) * size
         for start in range(done * size, len(token_ids), step):
             tokens = token_ids[start : start + step + ahead]
-            hashes = self._hidden.follow(dialect, layout, hasher, parent_hash, tokens, beside)
+            hashes = self._hidden.follow(
+                dialect, layout, hasher, parent_hash, tokens, beside, start
+            )
             yield self._found(hashes)
             parent_hash = hashes[-1] if hashes else None
             if parent_hash is None:

@@ -15,12 +15,12 @@ from functools import partial
 import numpy as np
 from msgspec import Struct
 
-from inferway.kv.blocks.dialects import Dialect, LoraAdapter, hash_extras, wire_hash
+from inferway.kv.blocks.dialects import Dialect, HashExtra, LoraAdapter, hash_extras, wire_hash
 from inferway.kv.blocks.extra_keys import BlockExtras, request_extras
 from inferway.kv.blocks.keys import BlockHasher
 from inferway.kv.blocks.places import hasher_within
 from inferway.kv.index.reuse import CacheLayout
-from inferway.model import BlockKey, TokenIds
+from inferway.model import BlockKey, MediaSpan, TokenIds
 
 MOST_PLACES = 32_768  # of an engine: some 10 MB
 
@@ -41,13 +41,25 @@ class Beside(Struct, frozen=True):
 
     lora: LoraAdapter | None = None
     cache_salt: str | None = None
+    media: Sequence[MediaSpan] = ()  # of the whole prompt
 
     def extras(self, *, at_start: bool) -> BlockExtras | None:
-        """Return the extras of keys, at a prompt's start or behind it."""
+        """Return the extras of keys, at a prompt's start or behind it, but for its media."""
         lora, salt = self.lora, self.cache_salt if at_start else None
         if lora is None:
             return request_extras(None, salt)
         return request_extras(lora.name, salt, lora.path if at_start else None)
+
+    def of_media(self, start: int, size: int) -> BlockExtras:
+        """Return the extras of blocks of `size` tokens that begin at token `start`."""
+        return BlockExtras().with_media(self.media, size).behind(start // size)
+
+    def hashed(self, first: bool, start: int, unit: int) -> tuple[HashExtra, ...] | None:
+        """Return what is hashed beside a part of `unit` tokens; `first`: it begins a prompt."""
+        media: Sequence[tuple[str, int]] = ()
+        if self.media:
+            media = [(name, at) for _, name, at in self.of_media(start, unit).at.get(0, ())]
+        return hash_extras(self.lora, self.cache_salt if first else None, media)
 
 
 class HiddenPlaces:
@@ -85,9 +97,11 @@ class HiddenPlaces:
         parent_hash: int | None,
         tokens: Sequence[int] | TokenIds,
         beside: Beside,
+        first_token: int = 0,
     ) -> list[int]:
         """Hash tokens that follow on a block; None: they begin a prompt. With look-ahead hashes,
-        `tokens` has those behind the last part as well. Return the hashes of all parts; none if the
+        `tokens` has those behind the last part as well. `first_token` is the number of the first of
+        them in the prompt, where `beside` has media. Return the hashes of all parts; none if the
         block is not known."""
         start = HiddenPlace(b"", None, None, 0)
         if parent_hash is not None:
@@ -97,13 +111,13 @@ class HiddenPlaces:
             start = found
         unit, ahead, digest = layout.unit, layout.lookahead, start.digest or None
         ids = np.asarray(tokens, _TOKEN)
-        keys = _PartKeys(hasher, unit, start, beside, is_start=parent_hash is None)
+        keys = _PartKeys(hasher, unit, start, beside, first_token, is_start=parent_hash is None)
         keys.begin(ids)
         hashes: list[int] = []
         for at in range(0, len(ids) - ahead - unit + 1, unit):
             end = at + unit
             first = parent_hash is None and at == 0
-            extra = hash_extras(beside.lora, beside.cache_salt if first else None)
+            extra = beside.hashed(first, first_token + at, unit)
             behind = tuple(ids[end : end + ahead].tolist())
             digest = dialect.block_hash(digest, ids[at:end].tolist(), extra, behind)
             block_hash = wire_hash(digest)
@@ -128,7 +142,14 @@ class _PartKeys:
     tokens, from the place `start` on."""
 
     def __init__(
-        self, hasher: BlockHasher, unit: int, start: HiddenPlace, beside: Beside, *, is_start: bool
+        self,
+        hasher: BlockHasher,
+        unit: int,
+        start: HiddenPlace,
+        beside: Beside,
+        first_token: int,
+        *,
+        is_start: bool,
     ) -> None:
         self._hasher = hasher
         self._unit = unit
@@ -137,13 +158,16 @@ class _PartKeys:
         self._base = start.parent if start.within else start.key  # the whole block before
         self._previous = start.key
         self._is_known = is_start or start.key is not None
+        self._beside = beside
+        self._next_token = first_token
         self._extras = beside.extras(at_start=is_start)
         self._whole: list[BlockKey] = []  # keys of the next whole blocks
 
     def begin(self, ids: TokenIds) -> None:
         """Take the tokens that follow."""
         if not self._within and self._is_known:
-            self._whole = self._hasher.keys(ids, self._extras, self._base)[::-1]
+            extras = self._with_media(self._extras, self._hasher.block_size)
+            self._whole = self._hasher.keys(ids, extras, self._base)[::-1]
 
     def next(
         self, ids: TokenIds, at: int, known: Callable[[], BlockKey | None]
@@ -151,9 +175,11 @@ class _PartKeys:
         """Return the key of the part that begins at a token, the whole block before it, and the
         tokens behind that one, 0 at a block's end. `known` knows the key of a whole block."""
         self._within += self._unit
-        extras = self._extras
-        if extras is not None:
-            self._extras = BlockExtras(extras.every) if extras.every else None
+        extras = self._with_media(self._extras, self._unit)
+        self._next_token += self._unit
+        if self._extras is not None:
+            every = self._extras.every
+            self._extras = BlockExtras(every) if every else None
         if self._within < self._hasher.block_size:
             key = None
             if self._is_known:
@@ -166,3 +192,9 @@ class _PartKeys:
         if not self._whole:
             self.begin(ids[at + self._unit :])
         return key, parent, 0
+
+    def _with_media(self, extras: BlockExtras | None, size: int) -> BlockExtras | None:
+        """Return the extras of blocks of `size` tokens that begin at the next part."""
+        if not self._beside.media:
+            return extras
+        return (extras or BlockExtras()).joined(self._beside.of_media(self._next_token, size))

@@ -171,10 +171,12 @@ def _processor(raw: RawFiles) -> str | None:
 
 
 def _picture_processor(raw: RawFiles) -> JsonObject:
-    """Return the settings of what processes pictures, from the file that transformers takes them
-    from (image_processing_base.py, `get_image_processor_dict`)."""
-    nested = _object(raw, "processor_config.json").get("image_processor")
-    return nested if isinstance(nested, dict) else _object(raw, "preprocessor_config.json")
+    """Return the settings of the processor, and of its part for pictures from the file that
+    transformers takes them from (image_processing_base.py, `get_image_processor_dict`)."""
+    whole = _object(raw, "processor_config.json")
+    nested = whole.get("image_processor")
+    pictures = nested if isinstance(nested, dict) else _object(raw, "preprocessor_config.json")
+    return {**whole, **pictures}
 
 
 def _architectures(raw: RawFiles) -> list[str]:

@@ -15,6 +15,7 @@ from inferway.openai_api.requests import ChatRequest
 from inferway.prompts.chat.content_format import ContentFormat
 from inferway.prompts.chat.conversation import is_media
 from inferway.prompts.media.items import MediaItem, MediaItems, names_of
+from inferway.prompts.media.learned import LearnedRule
 from inferway.prompts.media.rule import MediaRule, expanded, places
 from inferway.prompts.media.text_before import as_parts, text_before_media, unknown, written
 from inferway.prompts.tokenizer.tokenizer import Tokenizer
@@ -41,15 +42,30 @@ class ChatMedia:
     known, and a chat is known up to its first media item. Any thread may call it."""
 
     def __init__(self, tokenizer: Tokenizer, rule: MediaRule | None) -> None:
+        self.learned = LearnedRule()  # for models without a rule of their own
         self._tokenizer = tokenizer
-        self._rule = rule
+        self._own_rule = rule
         self._items = MediaItems()
         self._doubts = 0  # in a row
+
+    @property
+    def _rule(self) -> MediaRule | None:
+        return self._own_rule or self.learned.rule
 
     @property
     def has_rule(self) -> bool:
         """True if the tokens of pictures are known here."""
         return self._rule is not None
+
+    def before_expansion(
+        self, body: ChatRequest, content_format: ContentFormat, render: Render
+    ) -> TokenIds:
+        """Return the tokens that the chat has before its pictures are put in. Raises
+        RenderError."""
+        if content_format != "openai":
+            raise unknown("the text that engines write for a picture is not known")
+        text = written(body, render, as_parts)
+        return self._tokenizer.encode(text, add_special_tokens=bool(body.add_special_tokens))
 
     def confirm(self) -> None:
         """Note that an engine has made of a chat's pictures what the rule says."""
@@ -66,7 +82,8 @@ class ChatMedia:
         """Believe the rule no more, because an engine has contradicted it; said once."""
         if self._rule is None:
             return
-        self._rule = None
+        self._own_rule = None
+        self.learned.end()
         log.error(
             "the rule for pictures of this model is wrong, and dropped: %s; from now on chats are"
             " known up to their first picture (reason media-prefix). Fix: restart the gateway once"
@@ -116,7 +133,12 @@ class ChatMedia:
     def _with_pictures(self, chat: _Chat) -> Tokenized | None:
         """Return the chat up to the first picture whose tokens are not known; None if the rule says
         nothing of it."""
-        rule, body, items = self._rule, chat.body, chat.items
+        body, items = chat.body, chat.items
+        if self._own_rule is None and chat.content_format == "openai":
+            for each in items:
+                if each.size is not None:
+                    self.learned.want(each.size)
+        rule = self._rule
         if rule is None or body.mm_processor_kwargs or body.media_io_kwargs:
             return None
         if any(each.modality != "image" for each in items):
@@ -127,10 +149,10 @@ class ChatMedia:
         known = self._num_known(items, rule)
         reason = Reason.KV_AWARE
         if known < len(items):
-            targets = places(ids, rule.target)
-            if len(targets) <= known:
+            targets = places(ids, rule.target, len(items))
+            if len(targets) <= known or rule.finish is not None:
                 return None
-            ids, reason = ids[: targets[known]], Reason.MEDIA_PREFIX
+            ids, reason = ids[: targets[known].offset], Reason.MEDIA_PREFIX
         sizes = [each.size for each in items[:known] if each.size is not None]
         found = expanded(ids, sizes, rule)
         if found is None or not len(found[0]):

@@ -4,12 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from inferway.prompts.media import qwen_vl
+from inferway.prompts.media import (
+    deepseek_ocr,
+    gemma_3,
+    glm,
+    internvl,
+    kimi_vl,
+    llama_4,
+    llava,
+    llava_next,
+    phi_4,
+    pixtral,
+    qwen_vl,
+)
 from inferway.prompts.media.rule import MediaModel, MediaRule
 
 _FAMILIES: Mapping[str, Callable[[MediaModel], MediaRule | None]] = {
+    "DeepseekOCRForCausalLM": deepseek_ocr.rule,
+    "Gemma3ForConditionalGeneration": gemma_3.rule,
+    "Glm4vForConditionalGeneration": glm.rule,
+    "Glm4vMoeForConditionalGeneration": glm.rule,
+    "InternVLChatModel": internvl.rule,
+    "InternVLForConditionalGeneration": internvl.rule_of_hf,
+    "KimiVLForConditionalGeneration": kimi_vl.rule,
+    "Llama4ForConditionalGeneration": llama_4.rule,
+    "LlavaForConditionalGeneration": llava.rule,
+    "LlavaNextForConditionalGeneration": llava_next.rule,
+    "LlavaOnevisionForConditionalGeneration": llava_next.rule_of_onevision,
+    "Mistral3ForConditionalGeneration": pixtral.rule_of_mistral_3,
+    "Phi4MMForCausalLM": phi_4.rule,
     "Qwen2VLForConditionalGeneration": qwen_vl.rule,
     "Qwen2_5_VLForConditionalGeneration": qwen_vl.rule,
+    "Qwen3VLForConditionalGeneration": qwen_vl.rule,
+    "Qwen3VLMoeForConditionalGeneration": qwen_vl.rule,
+    "Qwen3_5ForConditionalGeneration": qwen_vl.rule,
+    "Qwen3_5MoeForConditionalGeneration": qwen_vl.rule,
 }
 
 

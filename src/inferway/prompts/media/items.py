@@ -54,6 +54,7 @@ class MediaItem(NamedTuple):
     modality: Any  # whatever stands there as its type
     name: str | None = None
     size: Size | None = None
+    num_bytes: int = 0  # of its content, in base64
     url: str | None = None  # of a picture whose bytes are elsewhere
 
 
@@ -70,7 +71,9 @@ def names_of(items: Iterable[MediaItem], *, with_urls: bool = False) -> list[Med
     """Return the names that are to be written into a body; `with_urls`: and the URLs of pictures
     that get one if somebody fetches them."""
     named = [each for each in items if each.name or (with_urls and each.url)]
-    return [MediaName(each.message, each.part, each.name, each.url) for each in named]
+    return [
+        MediaName(each.message, each.part, each.name, each.num_bytes, each.url) for each in named
+    ]
 
 
 class MediaItems:
@@ -111,7 +114,7 @@ class MediaItems:
                 size = size_of(content)
         if key is not None:
             self._remember(key, (name, size))
-        return MediaItem(i, j, kind, name, size)
+        return MediaItem(i, j, kind, name, size, len(content))
 
     def _remember(self, key: str, item: tuple[str, Size | None]) -> None:
         self._named[key] = item

@@ -1,25 +1,25 @@
-"""Qwen2-VL and Qwen2.5-VL: a picture becomes as many `<|image_pad|>` as it has merged patches.
+"""Qwen2-VL, 2.5-VL, 3-VL and 3.5: a picture becomes as many `<|image_pad|>` as it has merged
+patches.
 
 Sources: transformers 5.19, models/qwen2_vl/image_processing_qwen2_vl.py (`smart_resize`); vLLM
-0.32, model_executor/models/qwen2_vl.py (`_get_prompt_updates`).
+0.32, model_executor/models/qwen2_vl.py and qwen3_vl.py (`_get_prompt_updates`).
 """
 
 from __future__ import annotations
 
 import math
 
-from inferway.prompts.media.rule import MediaModel, MediaRule, Size
+from inferway.prompts.media.rule import MediaModel, MediaRule, Size, resizes_with
 
 _TOKEN = "<|image_pad|>"
 _MOST_ASPECT = 200  # the processor refuses pictures that are longer in one direction
 
 
 def rule(model: MediaModel) -> MediaRule | None:
-    """Return the rule of a model of the family; None if its vocabulary has no such token."""
-    token = model.token_id(_TOKEN)
-    if token is None:
+    """Return the rule of a model of the family."""
+    token, processor = model.token_id(_TOKEN), model.processor
+    if token is None or not resizes_with(processor, "Qwen2VLImageProcessor"):
         return None
-    processor = model.processor
     size = processor.get("size") or {}
     factor = processor["patch_size"] * processor["merge_size"]
     least = processor.get("min_pixels") or size["shortest_edge"]
@@ -35,7 +35,7 @@ def rule(model: MediaModel) -> MediaRule | None:
 
 def _patches(size: Size, factor: int, least: int, most: int) -> int:
     """Return the number of squares of `factor` pixels of the resized picture."""
-    width, height = (max(round(side / factor), 1) * factor for side in size)
+    width, height = (round(side / factor) * factor for side in size)
     if width * height > most:
         scale = math.sqrt(size.width * size.height / most)
         width, height = (max(factor, math.floor(s / scale / factor) * factor) for s in size)

@@ -34,21 +34,7 @@ class MediaModel:
     processor: JsonObject
     token_id: Callable[[str], int | None]  # of a token of the vocabulary, special ones included
     encode: Callable[[str], Sequence[int]]  # without special tokens around the text
-
-
-@dataclass(frozen=True, slots=True)
-class MediaRule:
-    """The way in which the engines of one model write pictures into a prompt.
-
-    `placeholder` is the text that vLLM writes for a picture where the template takes text
-    (`get_placeholder_str`; `{}` in it is the picture's number, from 1). `target` are the tokens of
-    a placeholder in the tokenized chat, and `expand` returns those that take their place, or None
-    for a size that the engine refuses or whose tokens are not known.
-    """
-
-    placeholder: str
-    target: tuple[int, ...]
-    expand: Callable[[Size], Sequence[int] | None]
+    decode: Callable[[TokenIds], str]
 
 
 class Span(NamedTuple):
@@ -58,36 +44,83 @@ class Span(NamedTuple):
     length: int
 
 
-def expanded(
-    ids: TokenIds, sizes: Sequence[Size], rule: MediaRule
-) -> tuple[TokenIds, list[Span]] | None:
+Expanded = tuple[TokenIds, list[Span]]
+Target = tuple[int, ...] | Callable[[int], tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class MediaRule:
+    """The way in which the engines of one model write pictures into a prompt.
+
+    `placeholder` is the text that vLLM writes for a picture where the template takes text
+    (`get_placeholder_str`; `{}` in it is the picture's number, from 1); empty if it writes nothing.
+    `target` are the tokens of a placeholder in the tokenized chat, by the picture's number where
+    they differ, and `expand` returns those that take their place, or None for a size that the
+    engine refuses or whose tokens are not known. `finish` changes the prompt with all pictures.
+    `by_text` is for targets that are no single token, which text beside them may change: it returns
+    the prompt tokenized anew, and the places that the pictures take in it.
+    """
+
+    placeholder: str
+    target: Target
+    expand: Callable[[Size], Sequence[int] | None]
+    finish: Callable[[Expanded], Expanded | None] | None = None
+    by_text: Callable[[TokenIds, int], Expanded | None] | None = None
+
+
+def resizes_with(processor: JsonObject, name: str) -> bool:
+    """Return whether pictures are resized by the processor of that name."""
+    given = str(processor.get("image_processor_type")).removesuffix("Fast")
+    return given == name and processor.get("do_resize", True) is True
+
+
+def expanded(ids: TokenIds, sizes: Sequence[Size], rule: MediaRule) -> Expanded | None:
     """Return the prompt with all pictures in it, and the place of each; None if it is not known.
 
     As the engine does it, the n-th picture takes the n-th place of the target: text of a client
     that is the target, too, counts as one.
     """
+    found = places(ids, rule.target, len(sizes))
+    if len(found) < len(sizes):
+        anew = rule.by_text and rule.by_text(ids, len(sizes))
+        if anew is None:
+            return None
+        ids, found = anew
     pieces: list[Sequence[int] | TokenIds] = []
     spans: list[Span] = []
     end, length = 0, 0
-    for size, start in zip(sizes, places(ids, rule.target), strict=False):
+    for size, place in zip(sizes, found, strict=False):
         tokens = rule.expand(size)
         if tokens is None:
             return None
-        pieces += [ids[end:start], tokens]
-        length += start - end
+        pieces += [ids[end : place.offset], tokens]
+        length += place.offset - end
         spans.append(Span(length, len(tokens)))
         length += len(tokens)
-        end = start + len(rule.target)
-    if len(spans) != len(sizes):
-        return None
-    return np.concatenate([*pieces, ids[end:]]).astype(np.uint32, copy=False), spans
+        end = place.offset + place.length
+    made = np.concatenate([*pieces, ids[end:]]).astype(np.uint32, copy=False), spans
+    return made if rule.finish is None else rule.finish(made)
 
 
-def places(ids: TokenIds, target: Sequence[int]) -> list[int]:
-    """Return where the target begins, without overlaps."""
-    found: list[int] = []
+def places(ids: TokenIds, target: Target, count: int) -> list[Span]:
+    """Return the places of so many pictures in their order, as far as they are there."""
+    if isinstance(target, tuple):
+        return _found(ids, target)
+    numbered = {place: n for n in range(1, count + 1) for place in _found(ids, target(n))}
+    taken: list[Span] = []
+    for place in sorted(numbered):
+        if numbered[place] > len(taken) + 1:
+            break  # the engine takes them in another order
+        if numbered[place] == len(taken) + 1:
+            taken.append(place)
+    return taken
+
+
+def _found(ids: TokenIds, target: tuple[int, ...]) -> list[Span]:
+    """Return where the target is, without overlaps."""
+    found: list[Span] = []
     for start in np.flatnonzero(ids == target[0]).tolist():
-        is_free = not found or start >= found[-1] + len(target)
+        is_free = not found or start >= found[-1].offset + len(target)
         if is_free and np.array_equal(ids[start : start + len(target)], target):
-            found.append(start)
+            found.append(Span(start, len(target)))
     return found

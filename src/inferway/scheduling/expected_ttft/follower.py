@@ -26,6 +26,8 @@ from inferway.scheduling.expected_ttft.learning import (
     BATCH,
     COST_MS,
     DECODE_MS,
+    ENCODE_MS,
+    ENCODED,
     FEATURES,
     FIXED,
     OWN,
@@ -47,6 +49,7 @@ _PARTS = (
     b"fixed=%.1f, own=%.1f, pairs=%.1f, waiting=%.1f, queue=%.1f, batch=%.1f, late=%.1f, "
     b"to-others=%.1f"
 )
+_ENCODE = b", encode=%.1f"
 _LEGS = b", prefill=%.1f, transfer=%.1f"
 
 
@@ -61,6 +64,8 @@ class _Sent(msgspec.Struct):
     waiting: QueuedRequest
     moved: float = 0.0  # tokens that a decode leg fetches
     transfer: float = 0.0  # ms of `ttft`
+    encoded: float = 0.0  # tokens of media that are encoded there
+    encode: float = 0.0  # ms of `ttft`
 
 
 class ExpectedTtftListener(RequestListener):
@@ -151,10 +156,10 @@ class ExpectedTtftListener(RequestListener):
         if sent is None:
             return ()
         ttft, cost, terms = sent.ttft, sent.cost, sent.terms
-        late = max(ttft - sent.transfer - sum(terms), 0.0)
-        legs = b""
+        late = max(ttft - sent.transfer - sent.encode - sum(terms), 0.0)
+        legs = _ENCODE % sent.encode if sent.encoded else b""
         if sent.moved and prefill is not None:
-            legs = _LEGS % (prefill.ttft, sent.transfer)
+            legs += _LEGS % (prefill.ttft, sent.transfer)
             ttft += prefill.ttft
             cost += prefill.cost
         return (
@@ -202,12 +207,26 @@ class ExpectedTtftListener(RequestListener):
             holder=target.endpoint.holder,
         )
         ttft = added[EXPECTED_TTFT_MS.name].item(row)
-        return _Sent(features, terms, ttft, added[COST_MS.name].item(row), now, waiting)
+        sent = _Sent(features, terms, ttft, added[COST_MS.name].item(row), now, waiting)
+        if self._request.media:
+            self._encodes(sent, target, row)
+        return sent
+
+    def _encodes(self, sent: _Sent, target: Target, row: int) -> None:
+        """Note what the endpoint encodes, and the endpoints of an encode stage beside it."""
+        added, learning = self._candidates.added, self._learning
+        sent.encoded, sent.encode = added[ENCODED.name].item(row), added[ENCODE_MS.name].item(row)
+        names = self._slots.names()
+        for used in (target, *self._choice.others.values()):
+            slot = names.get(used.endpoint.name)
+            if slot is not None:
+                learning.encoders.sent(slot, self._request.media)
 
     def _as_decode_leg(self, sent: _Sent, row: int) -> None:
         """Expect one token to be computed, and a wait for what waits there by now."""
         added, learning, features = self._candidates.added, self._learning, sent.features
         waiting, slot = sent.waiting, sent.waiting.slot
+        sent.encoded = sent.encode = 0.0  # the prefill leg has done it
         sent.moved, sent.transfer = features[OWN], added[TRANSFER_MS.name].item(row)
         features[OWN], features[PAIRS] = 1.0, max(self._request.num_prompt_tokens - 0.5, 0.5)
         features[AHEAD] = learning.backlog.tokens.item(slot)
@@ -248,6 +267,10 @@ class ExpectedTtftListener(RequestListener):
             least = _LEAST_TRANSFER * sent.transfer
             rest = max(took - sent.ttft + sent.transfer, least)
             learning.took(Kind.TRANSFER, slot, (1.0, sent.moved), rest, now)
+        elif sent.encoded:
+            least = _LEAST_TRANSFER * sent.encode
+            rest = max(took - sent.ttft + sent.encode, least)
+            learning.took(Kind.ENCODE, slot, (sent.encoded,), rest, now)
         else:
             learning.took(Kind.TTFT, slot, sent.features, took, now)
 

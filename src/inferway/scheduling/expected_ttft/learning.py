@@ -13,6 +13,7 @@ from inferway.model import Candidates, Column, ColumnKey
 from inferway.scheduling.expected_ttft.backlog import Backlog, ExternalLoad, QueuedRequest
 from inferway.scheduling.expected_ttft.costs import Costs
 from inferway.scheduling.expected_ttft.demand import Demand
+from inferway.scheduling.expected_ttft.encoder_caches import EncoderCaches
 from inferway.scheduling.expected_ttft.marginal_cost import MarginalCost
 from inferway.scheduling.expected_ttft.sharing import (
     Answered,
@@ -39,6 +40,10 @@ USUAL_TPOT = (10.0, 0.2)
 # The same for what is moved to a decode engine: NIXL's 128 kB of an 8B model's token, at 25 GB/s.
 TRANSFER_FEATURES = ("transfer_fixed", "transfer_token")
 USUAL_TRANSFER = (5.0, 0.005)
+# The same for pictures, sound and video that are encoded: a token of a picture is made of four
+# patches, by an encoder that is a tenth of an 8B model.
+ENCODE_FEATURES = ("encoded_token",)
+USUAL_ENCODE = (0.04,)
 
 # The parts of an expectation: columns that `plugin` adds, and it and `follower` read.
 # One row for each endpoint: the features, and what each made up of the expectation.
@@ -50,6 +55,9 @@ COST_MS: ColumnKey[Column] = ColumnKey("expected-cost-ms")  # TTFT, and what it 
 PREFILL_MS: ColumnKey[Column] = ColumnKey("expected-prefill-leg-ms")
 DECODE_MS: ColumnKey[Column] = ColumnKey("expected-decode-leg-ms")
 TRANSFER_MS: ColumnKey[Column] = ColumnKey("expected-transfer-ms")
+# And of the media that the endpoint would have to encode, where the request has any.
+ENCODED: ColumnKey[Column] = ColumnKey("expected-encoded-tokens")
+ENCODE_MS: ColumnKey[Column] = ColumnKey("expected-encode-ms")
 TRIED: ColumnKey[NDArray[np.bool_]] = ColumnKey(
     "expected-ttft-tried"
 )  # whether it is to be got to know
@@ -74,6 +82,8 @@ class Learning:
     ttft: Costs = field(default_factory=lambda: Costs(np.array(USUAL_TTFT)))
     tpot: Costs = field(default_factory=lambda: Costs(np.array(USUAL_TPOT)))
     transfer: Costs = field(default_factory=lambda: Costs(np.array(USUAL_TRANSFER)))
+    encode: Costs = field(default_factory=lambda: Costs(np.array(USUAL_ENCODE)))
+    encoders: EncoderCaches = field(default_factory=EncoderCaches)
     # decode legs of requests whose prefill leg has not ended
     coming: Column = field(default_factory=lambda: np.zeros(0))
     backlog: Backlog = field(default_factory=Backlog)
@@ -89,6 +99,8 @@ class Learning:
         self.ttft.grow(slots)
         self.tpot.grow(slots)
         self.transfer.grow(slots)
+        self.encode.grow(slots)
+        self.encoders.grow(slots)
         self.coming = np.concatenate([self.coming, np.zeros(slots - len(self.coming))])
         self.backlog.grow(slots)
         self.external_load.grow(slots)
@@ -103,6 +115,8 @@ class Learning:
         self.ttft.forget(slot)
         self.tpot.forget(slot)
         self.transfer.forget(slot)
+        self.encode.forget(slot)
+        self.encoders.forget(slot)
         self.coming[slot] = 0.0
         self.external_load.forget(slot)
         self.marginal_cost.forget(slot)
@@ -202,9 +216,9 @@ class Learning:
             self.sharing.comes(slot, by)
 
     @property
-    def all_costs(self) -> tuple[Costs, Costs, Costs]:
+    def all_costs(self) -> tuple[Costs, Costs, Costs, Costs]:
         """The costs of each `Kind`, in their order."""
-        return self.ttft, self.tpot, self.transfer
+        return self.ttft, self.tpot, self.transfer, self.encode
 
     def costs(self, kind: Kind) -> Costs:
         return self.all_costs[kind]
@@ -217,3 +231,5 @@ class Learning:
         self.tpot.refresh(now)
         if self.transfer.is_known:
             self.transfer.refresh(now)
+        if self.encode.is_known:
+            self.encode.refresh(now)

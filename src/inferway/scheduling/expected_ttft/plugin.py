@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferway.metrics import Family, gauge, histogram
-from inferway.model import Candidates, Column, Endpoint, Rows, SchedulingResult
+from inferway.model import Candidates, Column, Endpoint, MediaSpan, Rows, SchedulingResult
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.scheduling.columns import COMPILE_MS, EXPECTED_TPOT_MS, EXPECTED_TTFT_MS
 from inferway.scheduling.expected_ttft.demand import Demand
@@ -30,6 +30,9 @@ from inferway.scheduling.expected_ttft.learning import (
     AHEAD,
     BATCH,
     COST_MS,
+    ENCODE_FEATURES,
+    ENCODE_MS,
+    ENCODED,
     FEATURES,
     FIXED,
     OWN,
@@ -110,6 +113,10 @@ class ExpectedTtft:
             cost += ttft
         else:
             cost = add_legs(learning, candidates, rows, features, costs, terms, ttft, prompt)
+        if request.media:
+            encoding = self._encode(request.media, candidates, rows)
+            ttft += encoding
+            cost += encoding
         compiling = candidates.get(COMPILE_MS)
         if compiling is not None:
             cost += np.maximum(compiling - ttft, 0.0)
@@ -186,6 +193,9 @@ class ExpectedTtft:
         if learning.transfer.is_known:
             features += TRANSFER_FEATURES
             tables.append(learning.transfer.table)
+        if learning.encode.is_known:
+            features += ENCODE_FEATURES
+            tables.append(learning.encode.table)
         costs = np.concatenate(tables) / 1000
         yield gauge(
             "expected_cost_seconds",
@@ -198,6 +208,20 @@ class ExpectedTtft:
                 for feature, cost in zip(features, costs[:, slot].tolist(), strict=True)
             },
         )
+
+    def _encode(self, media: Sequence[MediaSpan], candidates: Candidates, rows: Rows) -> Column:
+        """Return how long each endpoint would encode media: those that it has not encoded of late,
+        and whose last tokens it does not hold (0.32, v1/core/sched/scheduler.py,
+        `_try_schedule_encoder_inputs`)."""
+        learning = self.learning
+        tokens = learning.encoders.to_encode(media)[rows]
+        held = candidates.matched_blocks * candidates.block_sizes
+        tokens *= held[:, None] < [each.offset + each.length for each in media]
+        encoded: Column = tokens.sum(axis=1)
+        ms: Column = encoded * learning.encode.table[0, rows]
+        candidates.add(ENCODED, encoded)
+        candidates.add(ENCODE_MS, ms)
+        return ms
 
     def _try(
         self,

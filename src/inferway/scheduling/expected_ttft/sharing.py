@@ -42,6 +42,7 @@ class Kind(IntEnum):
     TTFT = 0
     TPOT = 1
     TRANSFER = 2
+    ENCODE = 3
 
 
 class _LearningEvent(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
