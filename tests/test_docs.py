@@ -18,7 +18,13 @@ from tests.test_architecture import ROOMS
 from inferway.app import Gateway
 from inferway.cli import main
 from inferway.cli.main import COMMANDS
-from inferway.config import EngineSettings, PeerSettings, PickerSettings, ServeSettings
+from inferway.config import (
+    EngineSettings,
+    MediaSettings,
+    PeerSettings,
+    PickerSettings,
+    ServeSettings,
+)
 from inferway.config.setting import keys_below
 from inferway.model import Reason
 
@@ -132,6 +138,7 @@ async def exposed_metrics(*, picks: bool) -> dict[str, str]:
         port=0,
         publish="tcp://127.0.0.1:*",
         peers=PeerSettings(addresses=["127.0.0.1:1"], port=0),
+        media=MediaSettings(fetch_domains=["example.org"]),
         picker=PickerSettings(grpc_port=0, grpc_health_port=0, secure=False),
     )
     gateway = Gateway(settings, picks=picks)

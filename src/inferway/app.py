@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
+from typing import TYPE_CHECKING
 
 from inferway.cluster.bus.replicas import Replicas, has_peers, own_replicas
 from inferway.config import EngineSettings, ModelRewrite, ServeSettings
@@ -61,6 +62,9 @@ from inferway.telemetry.slo_counts import SloCounts
 from inferway.telemetry.tracing import Tracing, otlp
 from inferway.telemetry.traffic_counts import TrafficCounts
 from inferway.upstream.pool import Pool
+
+if TYPE_CHECKING:
+    from inferway.prompts.media.fetch import MediaFetch
 
 log = logging.getLogger("inferway")
 
@@ -261,6 +265,7 @@ class Gateway:
         if settings.publish is not None:
             self._publisher = ZmqPublisher(settings.publish)
             self._closes("publisher", self._publisher.close)
+        self._fetch = self._open_media_fetch()
         self._pool = pool = Pool(settings.timeouts, tls=settings.engine_tls())
         self._closes("engine connections", pool.close)
         self.director = director = self._open_director()
@@ -390,10 +395,21 @@ class Gateway:
                 self._servers.families,
                 self.indexer.state_dir.families,
                 lambda: () if self.replicas is None else self.replicas.families(),
+                lambda: () if self._fetch is None else self._fetch.families(),
             ],
             with_others=None if self._process is None else self._process.with_others,
             drain=self.tap.drain,
         )
+
+    def _open_media_fetch(self) -> MediaFetch | None:
+        if not self.settings.media.is_any or not self.settings.scoring:
+            return None
+        # It brings aiohttp, which nothing else of a gateway needs.
+        from inferway.prompts.media.fetch import MediaFetch
+
+        fetch = MediaFetch(self.settings.media)
+        self._stack.push_async_callback(fetch.close)
+        return fetch
 
     def _open_tracing(self) -> Tracing | None:
         if self.settings.otlp is None:
@@ -459,6 +475,7 @@ class Gateway:
             legs=build_legs(settings.kv_transfer, picks=self._picks),
             continuing=build_continuing(settings, self.fleet, once, picks=self._picks),
             quarantine=self._auth.failover.quarantine,
+            fetch=self._fetch,
         )
 
     def _on_request(self) -> Sequence[OnRequest]:

@@ -209,12 +209,23 @@ class MediaSpan(NamedTuple):
 
 
 class MediaName(NamedTuple):
-    """The `uuid` that a part of a chat's message gets; both are counted from 0."""
+    """The `uuid` that a part of a chat's message gets; both are counted from 0. `url`: what it gets
+    in place of its URL; without a `uuid` the part has this URL, and the bytes behind it are not
+    known."""
 
     message: int
     part: int
-    uuid: str
+    uuid: str | None
     num_bytes: int = 0  # of the part's content, in base64
+    url: str | None = None
+
+
+class FetchedMedia(NamedTuple):
+    """URLs, each with the data URL that has the bytes behind it. These bytes count as held for as
+    long as somebody refers to `lease`."""
+
+    urls: Mapping[str, str]
+    lease: object
 
 
 class Tokenized(msgspec.Struct, frozen=True):

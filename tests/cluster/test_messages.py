@@ -42,7 +42,7 @@ def changed(event: list[Any], place: int, value: object) -> bytes:
 def known(zz: list[float], zy: list[float], count: int = 100) -> bytes:
     sums = [zz, zy]
     costs = [sums, count, {"a": [sums, 50, 0.1, 0.0, 0.0, 0.1]}]
-    told = [[None, costs, None], {"a": [1.0, 1.0, 1.0]}, KNOWN_MEANS]
+    told = [[None, costs, None, None], {"a": [1.0, 1.0, 1.0]}, KNOWN_MEANS]
     return payload(1, [], [], [[0, told]])
 
 

@@ -303,7 +303,47 @@ def test_media_of_a_body_that_is_no_standard_json_get_names() -> None:
 
     edited = json.loads(with_media_names(body, NAMES))
 
-    assert [edited["messages"][i]["content"][j]["uuid"] for i, j, *_ in NAMES] == ["new", "other"]
+    parts = [edited["messages"][each.message]["content"][each.part] for each in NAMES]
+    assert [part["uuid"] for part in parts] == ["new", "other"]
+
+
+@pytest.mark.parametrize(
+    ("part", "named"),
+    [
+        (
+            '{"type":"image_url","image_url": {"detail":"low", "url" : "http:\\/\\/a"} }',
+            '{"uuid":"new","type":"image_url","image_url": {"detail":"low", "url" : "data:b"} }',
+        ),
+        (
+            '{"image\\u005furl":"http://a","uuid":null}',
+            '{"image\\u005furl":"data:b","uuid":"new"}',
+        ),
+        (
+            '{"image_url":{"url":"http://a","url":"http://b"},"image_url":{"url":1,"url":"http:"}}',
+            '{"uuid":"new","image_url":{"url":"http://a","url":"http://b"},'
+            '"image_url":{"url":1,"url":"data:b"}}',
+        ),
+    ],
+)
+def test_fetched_picture_takes_the_place_of_its_url(part: str, named: str) -> None:
+    [first, *_] = NAMES
+    fetched = [first._replace(url="data:b")]
+
+    edited = with_media_names((PARTS % part).encode(), fetched)
+
+    assert edited.decode() == PARTS % named
+
+
+def test_fetched_picture_takes_the_place_of_its_url_where_json_is_not_standard() -> None:
+    [first, *_] = NAMES
+    fetched = [first._replace(url="data:b")]
+    for url in ('"http://a"', '{"url":"http://a"}'):
+        body = (PARTS % f'{{"image_url":{url},"y":NaN}}').encode()
+
+        edited = json.loads(with_media_names(body, fetched))
+
+        part = edited["messages"][first.message]["content"][first.part]
+        assert (part["uuid"], part["image_url"]) == ("new", {"url": "data:b"})
 
 
 def test_media_of_a_large_body_that_is_no_standard_json_are_refused() -> None:

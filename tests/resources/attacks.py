@@ -5,6 +5,7 @@ in FLOOD_KEY; prints what it has sent, and how its requests were answered.
 from __future__ import annotations
 
 import asyncio
+import base64
 import itertools
 import json
 import os
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field
 
 import uvloop
 from tests.http.clients import Client, get, post
+from tests.prompts.media.pictures import picture, png, text
 
 MIB = 2**20
 PACE = 25_000  # bytes that pipelining clients send every 10 ms
@@ -67,7 +69,7 @@ def bearer(key: str) -> bytes:
     return b"authorization: Bearer " + key.encode()
 
 
-def chat(key: str, model: str, content: str, **more: object) -> bytes:
+def chat(key: str, model: str, content: object, **more: object) -> bytes:
     asked = {"model": model, "messages": [{"role": "user", "content": content}], **more}
     return post(json.dumps(asked).encode(), b"content-type: application/json", bearer(key))
 
@@ -150,6 +152,19 @@ async def long_prompts(target: Target) -> None:
     )
 
 
+async def pictures(target: Target) -> None:
+    """Chats with two pictures of 5 MB, which are new ones in each chat."""
+    first = png(1000, 700)
+    rest = "A" * ((5_000_000 - len(first)) // 4 * 4)
+
+    def asked() -> bytes:
+        new = base64.b64encode(b"%011d." % next(target.numbers)).decode()
+        content = [text("Look: "), *[picture(f"{first}{new}{rest}")] * 2]
+        return chat(target.key, "pictured", content, max_tokens=1)
+
+    await target.in_turns(20, asked)
+
+
 async def large_schemas(target: Target) -> None:
     await target.in_turns(
         80, lambda: shaped(target.key, "flooded", f"large_{next(target.numbers)}", 2_500)
@@ -187,6 +202,7 @@ ATTACKS: dict[str, Attack] = {
     "half-sent": half_sent,
     "lost": lost,
     "long-prompts": long_prompts,
+    "pictures": pictures,
     "schemas": large_schemas,
     "idle": idle,
     "deep": deep,

@@ -1,5 +1,5 @@
 """`python -m tests.resources.floods`: what a flood of one client costs others. Each runs beside
-four victims, against a gateway of its own with two simulated engines. A table in Markdown
+four victims, against a gateway of its own with three simulated engines. A table in Markdown
 comes out; status 1 if something does not hold (`wrong`).
 
 The attackers are nice, and so is the engine that they ask: elsewhere they are on other machines.
@@ -26,12 +26,14 @@ import msgspec
 import uvloop
 from tests.engines.program import Program
 from tests.http.clients import Client, get
+from tests.prompts.media.pictures import vision_model
 from tests.resources.attacks import ATTACKS, chat, connect, shaped
 from tests.resources.worlds import resident_kb
 
 from inferway.routing.limits.callers import hash_of, new_key
 from inferway_bench.machine import this_machine
 from inferway_bench.routers import read_metrics, total
+from inferway_sim.prepare import prepare_smollm2
 
 SLOTS = ("inferway_engine_in_flight", "inferway_flow_in_flight", "inferway_flow_waiting")
 VICTIMS = ("stream", "health", "chat", "shape")
@@ -95,16 +97,22 @@ async def world(directory: Path) -> AsyncIterator[World]:
         f"- {{name: victim, hash: '{hash_of(key)}', admin: true}}\n"
     )
     simulate = ["simulate", "--structured", "--inter-token-latency", f"{TOKEN_MS:g}ms"]
+    vision = vision_model(prepare_smollm2(), directory / "vision")
     large = ["--max-model-len", "2000000", "--kv-cache-size", "200000"]
     engines = [
         Program([*simulate, "--served-model-name", "calm"], directory / "calm.log"),
         Program([*simulate, "--served-model-name", "flooded", *large], directory / "flooded.log"),
+        Program(
+            [*simulate, "--model", str(vision), "--served-model-name", "pictured"],
+            directory / "pictured.log",
+        ),
     ]
     async with AsyncExitStack() as stack:
         for engine in engines:
             await asyncio.to_thread(engine.__enter__)
             stack.push_async_callback(asyncio.to_thread, engine.stop)
-        os.setpriority(os.PRIO_PROCESS, engines[1].pid, 10)
+        for engine in engines[1:]:
+            os.setpriority(os.PRIO_PROCESS, engine.pid, 10)
         arguments = ["serve", *(engine.url for engine in engines)]
         arguments += ["--api-keys", str(directory / "keys.yaml")]
         gateway = Program(

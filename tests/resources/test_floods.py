@@ -29,7 +29,7 @@ async def test_a_flood_that_ends_leaves_no_memory(name: str, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["long-prompts", "schemas", "deep"])
+@pytest.mark.parametrize("name", ["long-prompts", "pictures", "schemas", "deep"])
 async def test_each_request_of_a_flood_is_answered_and_no_slot_is_left(
     name: str, tmp_path: Path
 ) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from inferway.config.converted import without_password
 from inferway.config.engine_settings import UNIX, EngineSettings, KubernetesSettings
-from inferway.config.part_settings import PeerSettings
+from inferway.config.part_settings import MediaSettings, PeerSettings
 from inferway.config.settings import ServeSettings
 from inferway.errors import ConfigError
 from inferway.model import ROLE
@@ -37,6 +38,7 @@ def check(settings: ServeSettings) -> None:
                 "give it as chat_template"
             )
     _check_peers(settings.peers)
+    _check_media(settings.media)
     if (settings.tls_cert is None) != (settings.tls_key is None):
         raise ConfigError("tls_cert and tls_key: give both, or neither")
     if (settings.engine_cert is None) != (settings.engine_key is None):
@@ -75,6 +77,22 @@ def _check_peers(peers: PeerSettings) -> None:
         raise ConfigError(
             f"peers: port (--peers-port) {peers.port}: no peers are given; give their addresses"
             " (--peers HOST:PORT), or leave it out"
+        )
+
+
+_MEDIA_HOST = re.compile(r"[\w-]+(?:\.[\w-]+)*", re.ASCII)
+
+
+def _check_media(media: MediaSettings) -> None:
+    for domain in media.fetch_domains:
+        if not _MEDIA_HOST.fullmatch(domain):
+            raise ConfigError(
+                f"media: fetch_domains (--media-fetch-domain): {domain!r}: expected the name of a"
+                " host, as it is in a URL: images.example.org"
+            )
+    if media.local_path is not None and not Path(media.local_path).is_dir():
+        raise ConfigError(
+            f"media: local_path (--media-local-path): {media.local_path!r}: expected a directory"
         )
 
 

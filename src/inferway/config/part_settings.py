@@ -13,6 +13,7 @@ from inferway.config.setting import (
     OBSERVABILITY,
     PICKER_TLS,
     PICKING,
+    PROMPTS,
     SCHEDULING,
     STRUCTURED,
     Count,
@@ -81,6 +82,28 @@ class ModelRewrite(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     models: Annotated[list[str], "Requested models that the rule applies to; empty: all."] = []
     targets: Annotated[list[RewriteTarget], msgspec.Meta(min_length=1),
         "Models that requests are sent to instead; each request gets one of them at random."]
+
+
+class MediaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The pictures that the gateway fetches itself, to know their prompts (docs/api.md)."""
+
+    fetch_domains: Annotated[list[str], Flag("--media-fetch-domain HOST", PROMPTS),
+        "Fetch the pictures of chats that are behind http and https URLs of this host, and send"
+        " engines the pictures in place of the URLs. Repeat the flag for more hosts.",
+        "A host is allowed only by its full name, and private addresses never are. See"
+        " [how](api.md#pictures-behind-urls)."] = []
+    local_path: Annotated[str | None, Flag("--media-local-path DIR", PROMPTS),
+        "Read the pictures of chats that are behind file URLs below this directory."] = None
+    fetch_bytes: Annotated[Count,
+        "Largest sum of the pictures that are fetched for one chat, in bytes."] = 20 * 1024 * 1024
+    fetch_seconds: Annotated[Positive,
+        "Longest wait of a chat for its pictures; the engine fetches those that have not come by"
+        " then."] = 5.0
+
+    @property
+    def is_any(self) -> bool:
+        """True if pictures are fetched at all."""
+        return bool(self.fetch_domains) or self.local_path is not None
 
 
 class LimitSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

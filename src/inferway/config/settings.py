@@ -23,6 +23,7 @@ from inferway.config.part_settings import (
     IndexSettings,
     KvTransferSettings,
     LimitSettings,
+    MediaSettings,
     ModelRewrite,
     PeerSettings,
     PickerSettings,
@@ -126,6 +127,8 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         "Milliseconds that a request waits for an engine to render a prompt that the gateway cannot"
         " render ([fidelity.md](fidelity.md#the-engine-renders)); `0`: engines are not"
         " asked."] = 50.0
+    media: Annotated[MediaSettings,
+        "Pictures that are behind URLs, which the gateway fetches if it may."] = MediaSettings()
     probe: Annotated[ProbeSettings,
         "Comparison of the gateway's token ids with the engines'."] = ProbeSettings()
     index: Annotated[IndexSettings, "Limits of the index of cached blocks."] = IndexSettings()

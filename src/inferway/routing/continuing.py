@@ -26,6 +26,7 @@ from inferway.openai_api.stream_rest import (
     why_not,
     why_not_at_once,
 )
+from inferway.prompts.chat.conversation import carries_media
 from inferway.prompts.served import ServedModel
 from inferway_structured.decoding import UNREADABLE
 
@@ -171,6 +172,8 @@ class ContinuableStream:
         name = why_not(fields)
         if name is not None:
             return name
+        if self._asked.path != COMPLETION and any(map(carries_media, fields["messages"])):
+            return "messages"  # engines render them anew, whatever ids come with them
         try:
             cut = self._cut(sent, fields)
         except RenderError:

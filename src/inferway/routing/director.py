@@ -58,6 +58,7 @@ from inferway.routing.limits.outlier_detection import OutlierDetection
 from inferway.routing.limits.request_quarantine import RequestQuarantine
 from inferway.routing.limits.slot import Slot
 from inferway.routing.match import Lookup, MatchedPrompts, Matcher, with_prompts
+from inferway.routing.media_fetch import Fetch, UntilAnswered, fetched_media
 from inferway.routing.media_proof import MediaProof
 from inferway.routing.objectives import objectives
 from inferway.routing.rewrite import Rewrites, looked_up
@@ -129,6 +130,7 @@ class Director:
     legs: KvLegs = field(default_factory=KvLegs)
     continuing: Continuing | None = None  # None: a stream ends with its engine
     quarantine: RequestQuarantine | None = None  # None: no request is refused for lost engines
+    fetch: Fetch | None = None  # None: pictures behind URLs are the engines' matter
     random: Random = field(default_factory=Random)  # which of equally loaded endpoints is first
     stats: DirectorStats = field(default_factory=DirectorStats)
     eligible: Eligible = field(default_factory=Eligible)
@@ -318,11 +320,11 @@ class ByPrompt(msgspec.Struct):
         reason = Reason.LOAD_ONLY
         if director.scoring:
             lookup = await director.matcher.match_if_possible(model, request.body)
+            if lookup.names and body.chat is not None:
+                lookup, request = await self._name_media(journey, request, model, lookup)
             journey.matched, reason = lookup.prompts, lookup.reason
             journey.goes_on = not reason.is_whole
             request = with_prompts(request, lookup.prompts, are_whole=reason.is_whole)
-            if lookup.names and body.chat is not None:
-                request = await self._name_media(journey, request, model, lookup)
         if director.scoring or waited:
             candidates = director.candidates(model.name, within)
         candidates = self._that_fit(journey, candidates, model, request)
@@ -342,19 +344,41 @@ class ByPrompt(msgspec.Struct):
 
     async def _name_media(
         self, journey: Journey, request: LLMRequest, model: ServedModel, lookup: Lookup
-    ) -> LLMRequest:
-        """Return the request with the names in its body by which its media are known."""
-        director, raw = self.director, request.raw
+    ) -> tuple[Lookup, LLMRequest]:
+        """Return what is known of the prompt once its media are fetched, and the request with the
+        names in its body by which its media are known."""
         if not self.is_hypothetical:
-            name = partial(with_media_names, names=lookup.names)
-            raw = journey.name_media(await director.parse(name, journey.known_body))
-            proof = director.media_proof(model, lookup)
-            if proof is not None:
-                journey.listen(proof)
+            lookup, request = await self._written_media(journey, request, model, lookup)
         prompts = next(iter(lookup.prompts.values()), ())
         media = prompts[0].prompt.media if prompts else ()
         media_bytes = sum([name.num_bytes for name in lookup.names])
-        return msgspec.structs.replace(request, raw=raw, media=media, media_bytes=media_bytes)
+        return lookup, msgspec.structs.replace(request, media=media, media_bytes=media_bytes)
+
+    async def _written_media(
+        self, journey: Journey, request: LLMRequest, model: ServedModel, lookup: Lookup
+    ) -> tuple[Lookup, LLMRequest]:
+        director, chat = self.director, request.body.chat
+        assert chat is not None
+        fetched = None
+        if director.fetch is not None:
+            fetched = await fetched_media(director.fetch, chat, lookup.names)
+        if fetched is not None:
+            lookup = await director.matcher.match_if_possible(model, fetched.chat)
+            lookup = msgspec.structs.replace(lookup, names=fetched.named(lookup.names))
+            journey.listen(UntilAnswered(fetched.lease))
+        names = [each for each in lookup.names if each.uuid is not None]
+        if not names:
+            return lookup, request
+        name = partial(with_media_names, names=names)
+        if fetched is not None and director.off_loop is not None:
+            raw = await director.off_loop(name, journey.known_body)
+        else:
+            raw = await director.parse(name, journey.known_body)
+        raw = journey.name_media(raw, is_fetched=fetched is not None)
+        proof = director.media_proof(model, lookup)
+        if proof is not None:
+            journey.listen(proof)
+        return lookup, msgspec.structs.replace(request, raw=raw)
 
     def _request(self, journey: Journey, body: Body, raw: bytes) -> LLMRequest:
         """Return the request as it goes on: to the model that rules or a proxy send it to."""

@@ -33,7 +33,7 @@ from inferway.routing.limits.slot import Slot
 from inferway.routing.match import MatchedPrompts, Matcher
 from inferway.routing.prefill_leg import PrefillLeg
 from inferway.routing.record import Record
-from inferway.routing.salt import UUID_EDIT
+from inferway.routing.salt import MEDIA_EDIT, UUID_EDIT
 from inferway.routing.structured_gate.gate import Gate
 from inferway.routing.structured_gate.shape import Shape
 from inferway.scheduling.plugin import RequestListener, RequestOutcome
@@ -230,12 +230,15 @@ class Journey:
         self.edits.append(b"model")
         self._names = ModelRenamer(asked)
 
-    def name_media(self, body: bytes) -> bytes:
-        """Send the request on as `body`, in which its media have names; return it."""
+    def name_media(self, body: bytes, *, is_fetched: bool = False) -> bytes:
+        """Send the request on as `body`, in which its media have names; return it. `is_fetched`: in
+        place of URLs are the bytes behind them."""
         if body is not self.known_body:
             self.body = self.known_body = body
             if UUID_EDIT not in self.edits:
                 self.edits.append(UUID_EDIT)
+            if is_fetched:
+                self.edits.append(MEDIA_EDIT)
         return body
 
     def listen(self, listener: RequestListener) -> None:

@@ -17,6 +17,7 @@ import hashlib
 from inferway.openai_api.edits import with_cache_salt, with_media_uuids
 
 EDIT, UUID_EDIT = b"cache_salt", b"uuid"
+MEDIA_EDIT = b"media"
 _BYTES = 32  # 64 hexadecimal digits: vLLM takes up to 128 characters
 _MAX_KEY_BYTES = 64
 

@@ -10,9 +10,10 @@ from tests.llmd.ext_proc.pods import Pods, Stream, rqb, rqh, rsb, rsh
 from tests.llmd.ext_proc.test_cases import destination, piece
 
 from inferway.config import ModelRewrite, RewriteTarget
-from inferway.errors import InvalidRequestError, UnknownModelError
-from inferway.model import Candidates
-from inferway.prompts.served import ServedModel
+from inferway.errors import InvalidRequestError, UnknownMediaError, UnknownModelError
+from inferway.model import Candidates, MediaName, Reason, Tokenized
+from inferway.openai_api.requests import PromptBody
+from inferway.prompts.served import NoPrompts, ServedModel
 from inferway.routing.rewrite import Rewrites
 from inferway.scheduling.profile import RowSelector
 from inferway_llmd.ext_proc.picker import EndpointPicker
@@ -94,6 +95,30 @@ async def test_their_model_is_rewritten_and_put_back() -> None:
     assert destination(answered[0]) == "10.0.0.3:8000"
     assert piece(answered[1]).body == b'{"model":"large"}'
     assert piece(answer[1]).body == b'{"model":"best"}'
+
+
+class Unnamed(NoPrompts):
+    """Knows nothing of a chat but that its first part is a picture, and the name of that."""
+
+    async def tokenize(self, body: PromptBody) -> Tokenized:
+        del body
+        raise UnknownMediaError("a picture", [MediaName(0, 0, "new")])
+
+
+class WithPictures(Pods):
+    def model(self, name: str) -> ServedModel:
+        return ServedModel(name, Unnamed(Reason.NO_TOKENIZER, "none here"), (16,))
+
+
+async def test_body_with_the_names_of_pictures_is_what_the_engine_gets() -> None:
+    made = stream()
+    made.fleet = WithPictures({"10.0.0.1:8000": {}})
+    made.director.fleet = made.fleet
+    body = b'{"model":"m","messages":[{"role":"user","content":[{"type":"image_url"}]}]}'
+
+    answered = await made.send(rqh((":path", "/v1/chat/completions"), JSON), rqb(body, eos=True))
+
+    assert piece(answered[1]).body == body.replace(b'{"type"', b'{"uuid":"new","type"')
 
 
 async def test_they_keep_to_the_addresses_that_the_gateway_allows() -> None:

@@ -6,6 +6,8 @@ import base64
 import io
 import json
 import shutil
+import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,16 @@ def png(width: int, height: int, colour: str = "red") -> str:
     out = io.BytesIO()
     Image.new("RGB", (width, height), colour).save(out, "PNG")
     return data_url(out.getvalue())
+
+
+def png_header(width: int, height: int) -> str:
+    """Return the data URL of a PNG of this size that has no pixels."""
+    chunks = (b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)), (b"IEND", b"")
+    written = [
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        for kind, data in chunks
+    ]
+    return data_url(b"\x89PNG\r\n\x1a\n" + b"".join(written))
 
 
 def picture(url: str | None, **members: Any) -> dict[str, Any]:

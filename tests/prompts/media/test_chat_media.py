@@ -66,7 +66,7 @@ def plain(prompts: ModelPrompts, written: str) -> list[int]:
     return ids
 
 
-def names(found: Tokenized | UnknownMediaError) -> list[tuple[int, int, str]]:
+def names(found: Tokenized | UnknownMediaError) -> list[tuple[int, int, str | None]]:
     return [each[:3] for each in found.names]
 
 
@@ -172,7 +172,7 @@ def test_sound_beside_a_picture_ends_what_is_known(prompts: ModelPrompts) -> Non
     found = tokenized(prompts, user(text("Hear: "), picture(RED), sound))
 
     assert (found.reason, list(found.media)) == (Reason.MEDIA_PREFIX, [])
-    assert names(found) == [(0, 1, digest(RED)), (0, 2, digest(WAV))]
+    assert names(found) == [(0, 1, digest(RED)), (0, 2, digest(f"audio:{WAV}"))]
 
 
 def test_prompt_that_is_cut_at_its_start_is_unknown_but_its_pictures_are_named(

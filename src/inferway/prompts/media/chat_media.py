@@ -103,7 +103,7 @@ class ChatMedia:
         so that nothing is known before all is. Raises UnknownMediaError, with the names that its
         media get all the same."""
         items = self._items.of(body.messages, body.cache_salt)
-        names = names_of(items)
+        names = names_of(items, with_urls=self._rule is not None and not is_cut)
         try:
             if is_cut:
                 raise RenderError("the prompt is cut at its start", reason=Reason.MEDIA)

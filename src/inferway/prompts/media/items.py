@@ -9,8 +9,9 @@ pixels, tells us the keys, and lets nobody put other bytes under a name that is 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -37,6 +38,10 @@ MODALITIES = {
     "video_url": "video",
 }
 _TYPES = {**MODALITIES, "input_image": "image"}
+# Types beside those of the same name as their field.
+_OTHER_TYPES: Mapping[str | None, str] = {"image_url": "input_image"}
+_UNNAMED = object()
+_DIGEST = re.compile("[0-9a-f]{64}")  # names that are given here
 
 
 class MediaItem(NamedTuple):
@@ -50,6 +55,7 @@ class MediaItem(NamedTuple):
     name: str | None = None
     size: Size | None = None
     num_bytes: int = 0  # of its content, in base64
+    url: str | None = None  # of a picture whose bytes are elsewhere
 
 
 def modality(part: JsonObject) -> Any:
@@ -61,10 +67,12 @@ def modality(part: JsonObject) -> Any:
     return next((name for field, name in MODALITIES.items() if field in part), kind)
 
 
-def names_of(items: Iterable[MediaItem]) -> list[MediaName]:
-    """Return the names that are to be written into a body."""
+def names_of(items: Iterable[MediaItem], *, with_urls: bool = False) -> list[MediaName]:
+    """Return the names that are to be written into a body; `with_urls`: and the URLs of pictures
+    that get one if somebody fetches them."""
+    named = [each for each in items if each.name or (with_urls and each.url)]
     return [
-        MediaName(each.message, each.part, each.name, each.num_bytes) for each in items if each.name
+        MediaName(each.message, each.part, each.name, each.num_bytes, each.url) for each in named
     ]
 
 
@@ -73,7 +81,7 @@ class MediaItems:
     from then on: what it stood for is remembered. Any thread may call it."""
 
     def __init__(self) -> None:
-        self._named: OrderedDict[tuple[str | None, str], tuple[str, Size | None]] = OrderedDict()
+        self._named: OrderedDict[str | None, tuple[str, Size | None]] = OrderedDict()
 
     def of(self, messages: Iterable[JsonObject], cache_salt: str | None) -> list[MediaItem]:
         """Return the items in the order in which engines number them. `cache_salt` is the
@@ -88,23 +96,27 @@ class MediaItems:
                     yield self._item(i, j, part, cache_salt)
 
     def _item(self, i: int, j: int, part: JsonObject, cache_salt: str | None) -> MediaItem:
-        kind = modality(part)
-        uuid = part.get("uuid")
+        kind, uuid = modality(part), part.get("uuid")
+        key = None if uuid is None else _digest(f"uuid:{uuid}", cache_salt)
         content = _content(part)
-        if content is None:
-            known = None if uuid is None else self._named.get((cache_salt, str(uuid)))
-            return MediaItem(i, j, kind) if known is None else MediaItem(i, j, kind, *known)
-        if content[:5].lower() != "data:":
-            return MediaItem(i, j, kind)
-        name, size = _digest(content, cache_salt), None
+        if content is None and key in self._named:
+            return MediaItem(i, j, kind, *self._named[key])
+        if not isinstance(content, str) or content[:5].lower() != "data:":
+            # No bytes may come under a name that we have given to others.
+            name = key if isinstance(uuid, str) and _DIGEST.fullmatch(uuid) else None
+            url = content if kind == "image" and isinstance(content, str) else None
+            return MediaItem(i, j, kind, name, url=url)
+        # the bytes of a video, named as a picture, are not the same input
+        name = _digest(content if kind == "image" else f"{kind}:{content}", cache_salt)
+        size = None
         if kind == "image":
             with suppress(UnknownPictureError):  # the engine says what is wrong with it
                 size = size_of(content)
-        if uuid is not None:
-            self._remember((cache_salt, str(uuid)), (name, size))
+        if key is not None:
+            self._remember(key, (name, size))
         return MediaItem(i, j, kind, name, size, len(content))
 
-    def _remember(self, key: tuple[str | None, str], item: tuple[str, Size | None]) -> None:
+    def _remember(self, key: str, item: tuple[str, Size | None]) -> None:
         self._named[key] = item
         while len(self._named) > MOST_REMEMBERED:
             try:
@@ -113,17 +125,24 @@ class MediaItems:
                 return
 
 
-def _content(part: JsonObject) -> str | None:
-    """Return the URL of an item; None if it has none."""
-    for field in ("image_url", "audio_url", "video_url"):
-        value = part.get(field)
-        url = value.get("url") if isinstance(value, dict) else value
-        if isinstance(url, str):
-            return url
-    sound = part.get("input_audio")
-    if isinstance(sound, dict) and isinstance(sound.get("data"), str):
-        return f"data:audio/{sound.get('format')};base64,{sound['data']}"
-    return None
+def _content(part: JsonObject) -> object:
+    """Return the URL of an item; None if it is to be known by its `uuid` alone, and something else
+    for one that cannot be named: with a `uuid`, its engine would look for it elsewhere."""
+    field = next((field for field in MODALITIES if field in part), None)
+    kind = part.get("type")
+    if part.get("uuid") is None and kind not in (None, field, _OTHER_TYPES.get(field)):
+        return _UNNAMED
+    value = None if field is None else part[field]
+    if not value:
+        return None
+    if field == "input_audio" and isinstance(value, dict):
+        data = value.get("data")
+        if isinstance(data, str) and data:
+            return f"data:audio/{value.get('format')};base64,{data}"
+        return _UNNAMED if data else None
+    if field in ("image_url", "audio_url", "video_url"):
+        return (value.get("url") or None) if isinstance(value, dict) else value
+    return _UNNAMED
 
 
 def _digest(content: str, cache_salt: str | None) -> str:
