@@ -83,11 +83,12 @@ fleet:  ## against real vLLM engines on the CPU
 	@./scripts/install.sh dev
 	./scripts/fleet.sh $(ARGS)
 
-fleet-install:  ## what fleet installs: vLLM for CPUs, guidellm and NIXL (2 GB, 5 minutes)
+fleet-install:  ## what fleet installs: vLLM for CPUs, guidellm, NIXL and torchvision (2 GB, 5 minutes)
 	./scripts/install_vllm.sh
 	./scripts/install_vllm_sources.sh 0.33.0
 	./scripts/install_guidellm.sh
 	./scripts/install_nixl.sh
+	./scripts/install_torchvision.sh
 
 fleet-full:  ## as fleet, with all of its 400 prompts and engines for overlap, drafts, reasoning; writes docs/results/fleet_tokens.json
 	@./scripts/install.sh dev

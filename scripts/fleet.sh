@@ -8,5 +8,6 @@ cd "$(dirname "$0")/.."
 ./scripts/install_vllm_sources.sh 0.33.0
 ./scripts/install_guidellm.sh
 ./scripts/install_nixl.sh
+./scripts/install_torchvision.sh
 .venv/bin/inferway model prepare smollm2 --weights
 exec .venv/bin/pytest -m fleet --durations=25 tests/engines "$@"

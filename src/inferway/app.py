@@ -26,6 +26,7 @@ from inferway.http.admin import AlarmPages
 from inferway.http.auth import Auth, build_auth, read_keys
 from inferway.http.continued import move_streams, open_continuer
 from inferway.http.extension_parts import ExtensionParts, Route
+from inferway.http.held import HeldRequests
 from inferway.http.inference_ingress import build_ingress
 from inferway.http.metrics import MetricsPage
 from inferway.http.reload import Reloading
@@ -328,12 +329,14 @@ class Gateway:
 
     def _open_routes(self, director: Director, pool: Pool, parts: ExtensionParts) -> Routes:
         settings, auth = self.settings, self._auth
+        held = HeldRequests(auth.control, lambda: director.priorities)
+        self._stack.push_async_callback(held.close)
         routes: dict[str, Route] = {}
         for extension in self._attached:
             routes |= extension.routes()
         return Routes(
             *(self.indexer, director, pool, self.metrics, auth, parts.ingress),
-            *(self._requests, self._traffic, self.draining, parts.alarms),
+            *(self._requests, self._traffic, self.draining, parts.alarms, held),
             peers=lambda: None if self.replicas is None else self.replicas.report(),
             extensions=routes,
             forwards=not self._picks,

@@ -23,6 +23,8 @@
     - BadHttpError            400  the bytes are not an HTTP request (or over a limit of ours)
   x FleetError              ours or the engines' fault; `status` is 5xx
     - NoEndpointError         503  no engine can take the request now
+      + EnginesSuspendedError 503  all that could sleep, are paused or scale
+      + HeldTooLongError      503  and did so for as long as the request could wait
     - ShuttingDownError       503  the gateway ends, and running answers have had their time
     - UpstreamError           502  the engine's connection failed before an answer
       + UpstreamTimeoutError  504  the engine did not answer in time
@@ -232,6 +234,26 @@ class NoEndpointError(FleetError):
     code = "no_engine_available"
     retry_after = 1
     in_public = "no engine can take the request now"
+
+
+class EnginesSuspendedError(NoEndpointError):
+    """The engines of `model` that could take the request sleep, are paused or scale."""
+
+    code = "engines_suspended"
+    retry_after = 5
+    in_public = "the engines of the model sleep or are paused; ask again later"
+
+    def __init__(self, message: str, *, model: str) -> None:
+        super().__init__(message)
+        self.model = model
+
+
+class HeldTooLongError(NoEndpointError):
+    """The engines were suspended for as long as the request could wait."""
+
+    code = EnginesSuspendedError.code
+    retry_after = EnginesSuspendedError.retry_after
+    in_public = EnginesSuspendedError.in_public
 
 
 class ShuttingDownError(FleetError):

@@ -168,7 +168,7 @@ class Reason(StrEnum):
     MANY_PROMPTS = "many-prompts"  # one request with more prompts than are looked at
     RESPONSE_ITEMS = "response-items"  # of a response, what only the engine makes a prompt of
     MESSAGE_BLOCKS = "message-blocks"  # of a message, what engines refuse, or hold otherwise
-    EMBEDDINGS = "embeddings"  # nothing is generated: engines keep few of their blocks, or none
+    EMBEDDINGS = "embeddings"  # engines keep none of its blocks, or only they make its prompts
     UNREAD = "unread"  # its path carries no prompt that we could derive
     REQUEST_TEMPLATE = "request-template"  # the request brings a template that is not trusted
     HELPER_BUSY = "helper-busy"  # the helper process has too much to do, or gave this one up

@@ -30,6 +30,7 @@ from inferway.model import RequestHead, block_size_of
 from inferway.openai_api.requests import CHAT, COMPLETION, RESPONSES, decode_body, decode_fields
 from inferway.routing.director import Director, Weighed
 from inferway.routing.limits.callers import ApiCaller
+from inferway.routing.limits.suspension import WORDS
 from inferway_console.records.explanation import candidate_views, why
 from inferway_console.records.parting import Side, parting
 
@@ -162,6 +163,8 @@ class ExplainPath:
             why = "it is full, or its context is too short"
             if endpoint.engine in standing.drained:
                 why = "it is drained"
+            elif endpoint.engine in standing.suspended:
+                why = f"it {WORDS[standing.suspended[endpoint.engine]]}"
             elif standing.state(endpoint.engine, now) != "closed":
                 why = "it is ejected: its last requests have failed"
             left.append({"endpoint": endpoint.name, "why": why})

@@ -110,6 +110,7 @@ class SimulatorConfig:
     seed: int = 0
     hash_seed: str = DEFAULT_SEED  # what PYTHONHASHSEED is to vLLM
     enable_scale_out: bool = False  # it renders for others
+    dev_mode: bool = False  # an operator can pause it, or put it to sleep
     structured: bool = False  # it seems to have our structured output
     latency: LatencyModel = field(default_factory=LatencyModel)
     events: EventsConfig = field(default_factory=EventsConfig)

@@ -23,6 +23,7 @@ class Disturbance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A disturbance of an engine's core, for drills: the body of POST /simulate."""
 
     stalled: bool = False  # it computes nothing, while its API answers
+    scaling: bool = False  # it changes its number of ranks, and answers nothing else than that
     slower: Annotated[float, msgspec.Meta(ge=1)] = 1.0  # times as slow as it was configured
 
 
@@ -66,14 +67,49 @@ class EngineCore:
         self._outlets: dict[RunningRequest, asyncio.Queue[Emitted | RequestError]] = {}
         self.side_channel: SideChannel | None = None
         self.is_dead = False
+        self.is_scaling = False
         self._goes_on = asyncio.Event()
         self._goes_on.set()
         self._latency = scheduler.latency  # as it was configured
 
     def disturb(self, disturbance: Disturbance) -> None:
         """Trouble the core like this from now on, whatever troubled it before."""
+        self.is_scaling = disturbance.scaling
         (self._goes_on.clear if disturbance.stalled else self._goes_on.set)()
         self._scheduler.latency = self._latency.times(disturbance.slower)
+
+    @property
+    def is_paused(self) -> bool:
+        """True from `pause` on, until `resume`."""
+        return self._scheduler.is_paused
+
+    async def pause(self, mode: str) -> None:
+        """Compute nothing more, but what runs: "keep" freezes it, "abort" cuts it short, "wait"
+        lets it end. Returns when the engine is at rest."""
+        self._scheduler.is_paused = True
+        if mode == "keep":
+            self._goes_on.clear()
+            return
+        if mode == "abort":
+            self._scheduler.cut_short(self.now)
+            self.wake()
+        while self._scheduler.running:
+            await asyncio.sleep(0.001)
+
+    def fall_asleep(self, level: int) -> None:
+        """Sleep from now on, which a paused engine does, until `wake_up`."""
+        self._scheduler.sleep_level = level
+
+    def wake_up(self) -> None:
+        """Sleep no more, and go on."""
+        self._scheduler.sleep_level = None
+        self.resume()
+
+    def resume(self) -> None:
+        """Go on with what waits."""
+        self._scheduler.is_paused = False
+        self._goes_on.set()
+        self.wake()
 
     @property
     def now(self) -> float:

@@ -1,5 +1,5 @@
 """Embeddings as vLLM 0.32 answers at /v1/embeddings (entrypoints/pooling/embed): vectors without
-meaning, the same for the same tokens. A pooling model's cache is not simulated."""
+meaning, the same for the same tokens. Prompts are computed and kept as those of completions are."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ def as_completion(body: EmbeddingsRequest) -> CompletionRequest:
     given = body.given
     if given is body.messages or any(isinstance(item, dict) for item in given):
         raise InvalidRequestError("input: chats are not simulated, give text", param="input")
-    return CompletionRequest(model=body.model, prompt=given)
+    return CompletionRequest(
+        model=body.model, prompt=given, cache_salt=body.cache_salt, max_tokens=1
+    )
 
 
 def embeddings_answer(

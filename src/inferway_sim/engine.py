@@ -14,6 +14,7 @@ from inferway_sim.block_contents import BlockContents
 from inferway_sim.cache import EngineCache, KvCache
 from inferway_sim.config import SimulatorConfig
 from inferway_sim.core import EngineCore
+from inferway_sim.dev_mode import DevMode
 from inferway_sim.drafting import Drafter
 from inferway_sim.events import Event, encode_batch
 from inferway_sim.kv_groups.cache import GroupedCache
@@ -164,11 +165,15 @@ class SimulatedEngine:
             info=ServerInfo(self.config, self.transfer),
             scale_out=self.config.enable_scale_out,
             structured=self.structured,
+            dev_mode=self._dev_mode(core) if self.config.dev_mode else None,
         )
         self._server = await AppServer.start(
             server.application(), self.config.host, self.config.port
         )
         self._port = self._server.port
+
+    def _dev_mode(self, core: EngineCore) -> DevMode:
+        return DevMode(core, self._cache.clear, self._metrics.updated_weights)
 
     def _publish(self, events: Sequence[Event]) -> None:
         if not events or self._publisher is None:

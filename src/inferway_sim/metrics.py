@@ -48,10 +48,18 @@ class EngineMetrics(Collector):
             buckets=_TTFT_BUCKETS,
             registry=self._registry,
         )
+        self._updates: Histogram | None = None
         self.first_token = ttft.labels(*self._values).observe
         transfer = scheduler.transfer
         if transfer is not None and transfer.config.connector.startswith("nixl"):
             self._observe_transfers(transfer)
+
+    def updated_weights(self) -> None:
+        """Count an update of the weights; as in vLLM, there is no such metric before the first."""
+        if self._updates is None:
+            name = "vllm:rl_weight_update_operation_duration_seconds"
+            self._updates = Histogram(name, _TEXT, ["operation"], registry=self._registry)
+        self._updates.labels("update").observe(0.0)
 
     def text(self, names: Collection[str] = ()) -> bytes:
         """The Prometheus text format; of these samples alone, if any are named."""
@@ -68,6 +76,13 @@ class EngineMetrics(Collector):
         yield self._gauge("num_requests_waiting", waiting + loading)
         by_reason = {"capacity": waiting, "deferred": loading}
         yield self._by(GaugeMetricFamily, "num_requests_waiting_by_reason", "reason", by_reason)
+        level = scheduler.sleep_level
+        states = {
+            "awake": level is None,
+            "weights_offloaded": level == 1,
+            "discard_all": level == 2,
+        }
+        yield self._by(GaugeMetricFamily, "engine_sleep_state", "sleep_state", states)
         yield self._gauge("kv_cache_usage_perc", scheduler.cache.usage)
         # A prompt is looked up once, all of it; what was found need not be computed.
         yield self._counter("prefix_cache_queries", totals.prompt_tokens)

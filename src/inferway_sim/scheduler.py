@@ -105,6 +105,8 @@ class Scheduler:
     transfer: Connector | None = None
     drafter: Drafter | None = None  # None: nothing is speculated
     loading: dict[RunningRequest, None] = field(default_factory=dict)
+    is_paused: bool = False  # nothing that waits is admitted
+    sleep_level: int | None = None  # None: the engine is awake
     _refused_at: int | None = None  # so many blocks were free, and the first in the queue not in
 
     @property
@@ -132,6 +134,12 @@ class Scheduler:
         self.cache.release(job.run)
         return self.cache.take_events()
 
+    def cut_short(self, now: float) -> None:
+        """Have all that runs end with its next token, at once."""
+        for job in self.running:
+            job.planned = job.planned[: job.num_emitted + 1]
+            job.due = now
+
     def loaded(
         self, job: RunningRequest, contents: Sequence[Sequence[int]] | None, now: float
     ) -> None:
@@ -144,7 +152,8 @@ class Scheduler:
     def next_due(self, now: float) -> float | None:
         """Return when `step` has something to do, or None if that is not before a request is
         added."""
-        if self.waiting and not self.running and self._refused_at != self.cache.num_free_blocks:
+        may_admit = self.waiting and not self.running and not self.is_paused
+        if may_admit and self._refused_at != self.cache.num_free_blocks:
             return now
         due = min((job.due for job in self.running), default=inf)
         if self.transfer is not None:
@@ -164,7 +173,7 @@ class Scheduler:
         events = self.cache.take_events() if emitted else []
         failed = [] if self.transfer is None else self._end_transfers(self.transfer, now)
         preempted = self._continue([job for job in due if job in self.running])
-        loads = [] if preempted else self._admit(now)
+        loads = [] if preempted or self.is_paused else self._admit(now)
         return Step(events, emitted, loads, failed)
 
     def _end(self, last: Emitted, now: float) -> None:

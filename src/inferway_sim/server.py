@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 from http import HTTPStatus
 from typing import Any
@@ -21,13 +21,16 @@ from inferway.openai_api.requests import (
     parse_completion,
     parse_count_tokens,
     parse_embeddings,
+    parse_generate,
     parse_messages,
     parse_responses,
 )
 from inferway.openai_api.sent_messages import thought_marks
 from inferway.prompts.chat.responses_input import as_chat
+from inferway_sim import scale_out
 from inferway_sim.answers import AnswerFormat, ChatAnswer, CompletionAnswer
 from inferway_sim.core import Disturbance, EngineCore
+from inferway_sim.dev_mode import DevMode
 from inferway_sim.embeddings import as_completion, embeddings_answer
 from inferway_sim.messages import MessagesAnswer, message_error, token_count
 from inferway_sim.metrics import EngineMetrics
@@ -35,7 +38,7 @@ from inferway_sim.models import AdapterNames
 from inferway_sim.planning import Options, PlannedReply, Planner, read_bootstrap, read_options
 from inferway_sim.publisher import EventSourceEntry
 from inferway_sim.responses import ResponsesAnswer
-from inferway_sim.scale_out import DISABLED, rendered
+from inferway_sim.scale_out import DISABLED, GenerateAnswer, rendered
 from inferway_sim.scheduler import Emitted
 from inferway_sim.server_info import ServerInfo
 from inferway_sim.structured import Structured
@@ -50,6 +53,7 @@ _ERROR_TYPES: dict[int, str] = {
 }
 
 
+SCALING = "The model is currently scaling. Please try again later."
 _DISTURBANCE = msgspec.json.Decoder(Disturbance)
 
 
@@ -69,6 +73,7 @@ class Server:
         info: ServerInfo,
         scale_out: bool = False,
         structured: Structured | None = None,
+        dev_mode: DevMode | None = None,
     ) -> None:
         self._core = core
         self._planner = planner
@@ -81,10 +86,13 @@ class Server:
         self._info = info
         self._scale_out = scale_out
         self._structured = structured
+        self._dev_mode = dev_mode
 
     def application(self) -> web.Application:
         """Return the aiohttp application."""
-        app = web.Application(middlewares=[_answer_errors], client_max_size=_MAX_BODY_BYTES)
+        app = web.Application(
+            middlewares=[self._scale, _answer_errors], client_max_size=_MAX_BODY_BYTES
+        )
         app.add_routes(
             [
                 web.post("/v1/chat/completions", self.chat),
@@ -93,6 +101,7 @@ class Server:
                 web.post("/v1/messages", self.message),
                 web.post("/v1/messages/count_tokens", self.count_tokens),
                 web.post("/v1/embeddings", self.embed),
+                web.post("/inference/v1/generate", self.generate),
                 web.post("/v1/chat/completions/render", self.render_chat),
                 web.post("/v1/completions/render", self.render_completion),
                 web.post("/tokenize", self.tokenize),
@@ -106,15 +115,42 @@ class Server:
                 web.get("/server_info", self.server_info),
                 web.get("/version", self.version),
                 *(() if self._structured is None else self._structured.routes()),
+                *(() if self._dev_mode is None else self._dev_mode.routes()),
             ]
         )
         return app
+
+    @web.middleware
+    async def _scale(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        """Answer as vLLM does while elastic expert parallelism changes the number of ranks
+        (entrypoints/serve/elastic_ep/middleware.py of 0.32)."""
+        if self._core.is_scaling and request.path != "/simulate":
+            return _json({"error": SCALING}, HTTPStatus.SERVICE_UNAVAILABLE)
+        return await handler(request)
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         return await self._generate(request, parse_chat, ChatAnswer)
 
     async def completion(self, request: web.Request) -> web.StreamResponse:
         return await self._generate(request, parse_completion, CompletionAnswer)
+
+    async def generate(self, request: web.Request) -> web.StreamResponse:
+        """Answer /inference/v1/generate: what completions say at once, its `sampling_params` do."""
+        if not self._scale_out:
+            return _disabled()
+        raw = await request.read()
+        body = parse_generate(raw)
+        fields = decode_fields(raw)
+        params = {**fields["sampling_params"], "n": None}
+        shown = {name: fields.get(name) for name in ("stream_options", "return_token_ids")}
+        options = read_options({**params, **shown})
+        completion = scale_out.as_completion(body, self._max_model_len)
+        id = _request_id(request, "generate-tokens")
+        turns = await self._planner.plan(completion, options, self._core.now, id)
+        answer = GenerateAnswer(self._names.answered_name(body.model), options)
+        return await self._answered(request, answer, options, turns, is_streamed=bool(body.stream))
 
     async def response(self, request: web.Request) -> web.StreamResponse:
         """Answer /v1/responses: the input becomes the chat that the engine would make of it."""
@@ -159,8 +195,11 @@ class Server:
     async def embed(self, request: web.Request) -> web.Response:
         raw = await request.read()
         body = parse_embeddings(raw)
-        self._names.adapter(body.model)
-        prompts = await self._model.tokenize(as_completion(body))
+        id = _request_id(request, "embd")
+        turns = await self._planner.plan(as_completion(body), Options(), self._core.now, id)
+        with self._core.submit([turn.job for turn in turns]) as tokens:
+            _ = [each async for each in tokens]
+        prompts = [turn.prompt_ids for turn in turns]
         encoding = decode_fields(raw).get("encoding_format")
         name = self._names.answered_name(body.model)
         return _json(embeddings_answer(name, prompts, encoding))
@@ -179,9 +218,7 @@ class Server:
         shape: Callable[[list[dict[str, Any]]], Any],
     ) -> web.Response:
         if not self._scale_out:
-            error = {"message": DISABLED, "type": "PermissionDeniedError", "param": None}
-            status = HTTPStatus.FORBIDDEN
-            return _json({"error": {**error, "code": status}}, status)
+            return _disabled()
         body = parse(await request.read())
         self._names.adapter(body.model)
         prompts = await self._model.tokenize(body)
@@ -254,8 +291,19 @@ class Server:
         id = _request_id(request, body.id_prefix)
         turns = await self._planner.plan(body, options, self._core.now, id)
         answer = answers(self._names.answered_name(body.model), options)
+        return await self._answered(request, answer, options, turns, is_streamed=bool(body.stream))
+
+    async def _answered(
+        self,
+        request: web.Request,
+        answer: AnswerFormat,
+        options: Options,
+        turns: Sequence[PlannedReply],
+        *,
+        is_streamed: bool,
+    ) -> web.StreamResponse:
         with self._core.submit([turn.job for turn in turns]) as tokens:
-            if body.stream:
+            if is_streamed:
                 return await _stream(request, answer, options, turns, tokens)
             return await _collect(answer, turns, tokens)
 
@@ -425,6 +473,12 @@ async def _answer_errors(
     except RenderError as e:
         return _error(e, HTTPStatus.INTERNAL_SERVER_ERROR)
     return response
+
+
+def _disabled() -> web.Response:
+    error = {"message": DISABLED, "type": "PermissionDeniedError", "param": None}
+    status = HTTPStatus.FORBIDDEN
+    return _json({"error": {**error, "code": status}}, status)
 
 
 def _error(error: InferwayError, status: int, param: str | None = None) -> web.Response:

@@ -39,6 +39,7 @@ from inferway.fleet.shared_columns import shared_memory
 from inferway.kv.events.stream import StreamState
 from inferway.kv.index.protocol import Clear
 from inferway.model import Adapters, Endpoint, Prompt
+from inferway.routing.limits.suspension import Suspension
 
 _M = TypeVar("_M")
 
@@ -92,7 +93,7 @@ def told(name: str, **changed: Any) -> EngineTold:
     source = EventSource(0, f"tcp://{name}:5557", None)
     stream = StreamTold(source, 0, StreamState.EXACT, True, 1, 1, 0, None)
     found, endpoint = engine(name), Endpoint(name, f"http://{name}:1", 0)
-    how = {"is_drained": False, "outage": None, **changed}
+    how = {"is_drained": False, "outage": None, "suspension": None, **changed}
     return EngineTold(
         *(found.settings, found.facts, True, None, [endpoint], [stream], {}, Adapters()), **how
     )
@@ -130,12 +131,18 @@ async def test_engines_come_change_and_go_as_the_hub_tells(tmp_path: Path) -> No
         await hub.asks(Wanted.ALIVE)
         assert [each.name for each in fleet.engines] == ["a", "b"]
         assert drained == {"b"}
+        assert worker.gateway.standing.suspended == {}
         [stream] = fleet.engines[0].streams
         assert (stream.state, stream.evidence().batches) == (StreamState.EXACT, 1)
+
+        hub.link.send(EnginesTold([told("b", suspension=Suspension.PAUSED)], ["a", "b"], []))
+        await hub.asks(Wanted.ALIVE)
+        assert worker.gateway.standing.suspended == {"b": Suspension.PAUSED}
 
         hub.link.send(EnginesTold([], ["a"], []))
         await hub.asks(Wanted.ALIVE)
 
+        assert worker.gateway.standing.suspended == {}
         assert [each.name for each in fleet.engines] == ["a"]
         assert drained == set()
 

@@ -138,6 +138,14 @@ def nixl() -> Path:
 
 
 @pytest.fixture(scope="session")
+def torchvision() -> Path:
+    """The folder that is to be on the PYTHONPATH of engines of vision models."""
+    return installed(
+        Path(f"{VLLM_VENV}-torchvision") / "torchvision", "install_torchvision.sh"
+    ).parent
+
+
+@pytest.fixture(scope="session")
 def guidellm() -> Path:
     """The command."""
     return installed(Path(f"{VLLM_VENV}-guidellm") / "bin" / "guidellm", "install_guidellm.sh")

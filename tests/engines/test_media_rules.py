@@ -14,9 +14,9 @@ NUM_CHATS = 10
 
 
 @pytest.fixture
-def with_torchvision(vllm: Path) -> VllmCode:
+def with_torchvision(vllm: Path, torchvision: Path) -> VllmCode:
     """vLLM's Python, with the torchvision that its processors of pictures need."""
-    return VllmCode(vllm.with_name("python"), vllm.parents[1].with_name(".venv-vllm-torchvision"))
+    return VllmCode(vllm.with_name("python"), torchvision)
 
 
 def test_vllm_writes_pictures_as_the_rules_say(with_torchvision: VllmCode, tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ async def test_its_metrics_are_read_once_and_given_along(serve: Serve) -> None:
         _, metrics = await discover(client, url, [])
 
     assert metrics == HEALTHY["/metrics"]
-    assert sorted(asked) == sorted([*HEALTHY, "/v1/structured/warm", "/server_info"])
+    assert sorted(asked) == sorted([*HEALTHY, "/sleep", "/v1/structured/warm", "/server_info"])
 
 
 BUSY = "vllm:num_requests_running 1\nvllm:kv_cache_usage_perc 0.5\n"
@@ -125,6 +125,7 @@ PAGE = "python_info 1\n" * 20 + BUSY
 LOAD_PATH = (
     "/metrics/?name%5B%5D=vllm:num_requests_running&name%5B%5D=vllm:kv_cache_usage_perc"
     "&name%5B%5D=vllm:lora_requests_info"
+    "&name%5B%5D=vllm:rl_weight_update_operation_duration_seconds_count"
 )
 
 

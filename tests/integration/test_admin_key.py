@@ -119,7 +119,7 @@ async def test_how_a_request_was_decided_is_told_to_admins_only(start_fleet: Sta
 async def test_why_load_alone_decided_is_told_to_all_where_it_lies_in_their_request(
     start_fleet: StartFleet,
 ) -> None:
-    texts = {"model": "smollm2", "input": ["a"]}
+    texts = {"model": "smollm2", "input": ["a"], "padding": "max_length"}
     guarded_fleet = await guarded(start_fleet)
     client = await guarded_fleet.post("/v1/embeddings", texts)
     no_scores = await start_fleet(1, admin_key_env="ADMIN_KEY", scoring=False)

@@ -26,8 +26,8 @@ UNGUARDED = [
     "/start_profile",
     "/pause",
     "/abort_requests",
+    "/inference/v1/abort_requests",
     "/scale_elastic_ep",
-    "/inference/v1/generate",
     "/invocations",
 ]
 
@@ -60,15 +60,15 @@ async def test_what_engines_leave_unguarded_does_not_reach_them(path: str) -> No
 
 async def test_a_path_that_is_allowed_is_forwarded_with_its_method_alone() -> None:
     engine = Recorder()
-    allowed = ["/inference/v1/generate", "GET /tokenizer_info"]
+    allowed = ["/inference/v1/abort_requests", "GET /tokenizer_info"]
     async with in_front_of(engine, allow_paths=allowed) as front:
-        posted = await front.ask("/inference/v1/generate", b'{"model": "m"}')
+        posted = await front.ask("/inference/v1/abort_requests", b'{"model": "m"}')
         got = await front.ask("/tokenizer_info", method="GET")
         wrong = await front.ask("/tokenizer_info", b"{}")
 
     assert [posted[0], got[0], wrong[0]] == [200, 200, 405]
     assert [(seen.method, seen.path) for seen in engine.seen] == [
-        ("POST", "/inference/v1/generate"),
+        ("POST", "/inference/v1/abort_requests"),
         ("GET", "/tokenizer_info"),
     ]
 

@@ -232,7 +232,7 @@ async def test_many_questions_at_once_do_not_hold_up_requests(start_fleet: Start
 
 async def test_what_goes_by_load_is_explained_too(start_fleet: StartFleet) -> None:
     fleet = await start_fleet(2)
-    body = {"model": "smollm2", "input": "a text"}
+    body = {"model": "smollm2", "input": "a text", "padding": "max_length"}
 
     told = (await fleet.post(PATH, {"path": "/v1/embeddings", "body": body})).body
 

@@ -14,7 +14,7 @@ from inferway.app import Gateway
 from inferway.config import EngineSettings, LimitSettings, ServeSettings
 from inferway.kv.blocks.keys import BlockHasher
 from inferway.kv.index.protocol import CPU, STORAGE, Remove, Store
-from inferway.prompts.tokenizer.token_rows import token_ids
+from inferway.openai_api.token_ids import token_ids
 
 BLOCK = 16
 TOKENS = list(range(1000, 1000 + 5 * BLOCK + 3))

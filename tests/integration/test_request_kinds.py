@@ -121,7 +121,9 @@ async def test_what_only_the_engine_renders_goes_by_load(start_fleet: StartFleet
     fleet = await start_fleet(2)
 
     response = await respond(fleet, "hi", previous_response_id="resp_1")
-    vectors = await fleet.post("/v1/embeddings", {"model": "smollm2", "input": [LONG, "b"]})
+    vectors = await fleet.post(
+        "/v1/embeddings", {"model": "smollm2", "input": [LONG, "b"], "padding": "max_length"}
+    )
 
     assert await decided(fleet) == {"response-items": 1, "embeddings": 1}
     assert response.headers["x-inferway-reason"] == "response-items"
@@ -129,6 +131,21 @@ async def test_what_only_the_engine_renders_goes_by_load(start_fleet: StartFleet
     assert "x-inferway-reason" not in (await fleet.chat("hi")).headers
     assert vectors.status == 200
     assert vectors.body["usage"]["prompt_tokens"] > 20
+
+
+@pytest.mark.parametrize("fields", [{"input": LONG}, {"input": ["a", LONG]}])
+async def test_embeddings_go_where_their_prompts_are_kept(
+    fields: dict[str, Any], start_fleet: StartFleet
+) -> None:
+    fleet = await start_fleet(3)
+    answers = []
+    for _ in range(3):
+        answers.append(await fleet.post("/v1/embeddings", {"model": "smollm2", **fields}))
+        await all_known(fleet)
+
+    assert len({answer.engine for answer in answers}) == 1
+    assert [answer.matched > 0 for answer in answers] == [False, True, True]
+    assert await decided(fleet) == {"kv-aware": 3}
 
 
 async def test_openais_client_streams_a_response(start_fleet: StartFleet) -> None:

@@ -15,6 +15,7 @@ from inferway.openai_api.edits import (
     MAX_BYTES,
     with_cache_salt,
     with_media_names,
+    with_media_uuids,
     with_model,
     with_model_named,
     with_prompt,
@@ -310,3 +311,20 @@ def test_media_of_a_large_body_that_is_no_standard_json_are_refused() -> None:
 
     with pytest.raises(InvalidRequestError, match=r"'uuid' must be set"):
         with_media_names(body, NAMES)
+
+
+def test_names_of_media_among_token_ids_are_changed_in_their_place() -> None:
+    features = b'{"mm_hashes":{"image":["a","b"],"audio":["c"]},"mm_placeholders":{}}'
+    body = b'{"token_ids":[1,2],"mm_hashes":{"x":["y"]},"features":%b}' % features
+
+    made = with_media_uuids(body, str.upper)
+
+    changed = features.replace(b'["a","b"]', b'["A","B"]').replace(b'["c"]', b'["C"]')
+    assert made == body.replace(features, changed)
+
+
+@pytest.mark.parametrize("features", [b"5", b"null", b'{"mm_hashes":["a"]}'])
+def test_features_that_engines_refuse_stay_as_they_are(features: bytes) -> None:
+    body = b'{"token_ids":[1,2],"features":%b,"x":"mm_hashes"}' % features
+
+    assert with_media_uuids(body, str.upper) == body

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferway.errors import InvalidRequestError
+from inferway.openai_api.generate import GenerateRequest
 from inferway.openai_api.kinds import PARSERS, Parse, parser_by_suffix
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.openai_api.requests import (
@@ -47,6 +48,7 @@ def request(body: Body, raw: bytes) -> LLMRequest:
         ("/v1/responses", ResponsesRequest, {"input": "hi"}),
         ("/v1/messages", MessagesRequest, {"messages": [USER], "max_tokens": 1}),
         ("/v1/embeddings", EmbeddingsRequest, {"input": "hi"}),
+        ("/inference/v1/generate", GenerateRequest, {"token_ids": [1], "sampling_params": {}}),
     ],
 )
 def test_the_path_chooses_the_kind_and_unknown_fields_are_kept(
@@ -197,7 +199,19 @@ OPTIONAL: dict[type[Body], dict[str, Any]] = {
         "stream": True,
         "vllm_xargs": {"a": 1},
     },
-    EmbeddingsRequest: {"messages": [USER], "priority": 1, "cache_salt": "s"},
+    EmbeddingsRequest: {
+        "messages": [USER],
+        "add_special_tokens": False,
+        "truncate_prompt_tokens": 5,
+        "truncation_side": "left",
+        "padding": "do_not_pad",
+        "add_generation_prompt": True,
+        "continue_final_message": True,
+        "chat_template": "x",
+        "chat_template_kwargs": {"a": 1},
+        "priority": 1,
+        "cache_salt": "s",
+    },
 }
 REQUIRED: dict[type[Body], tuple[Parse, dict[str, Any]]] = {
     ChatRequest: (PARSERS["/v1/chat/completions"], {"messages": [USER]}),
@@ -266,6 +280,9 @@ def test_a_field_of_the_wrong_type_is_named(kind: type[Body], name: str) -> None
     parse, required = REQUIRED[kind]
     anything = {"vllm_xargs", "prompt_embeds", "previous_input_messages", "text", *GUIDED}
     anything |= {"priority", "messages"}  # read where it is refused; beside `input`, not at all
+    if kind is EmbeddingsRequest:  # of its chat alone
+        anything |= {*OPTIONAL[ChatRequest]} - {"add_special_tokens", "truncate_prompt_tokens"}
+        anything -= {"truncation_side", "cache_salt"}
 
     if name not in anything:
         with pytest.raises(InvalidRequestError, match=f"^{name}: ") as e:
@@ -308,6 +325,16 @@ def test_a_field_of_the_wrong_type_is_named(kind: type[Body], name: str) -> None
             " (input: expected `str | array | null`, got `int`)",
         ),
         ("/v1/embeddings", {}, "invalid embeddings request: must have input field"),
+        (
+            "/inference/v1/generate",
+            {"sampling_params": {}},
+            "invalid generate request: must have token_ids field",
+        ),
+        (
+            "/inference/v1/generate",
+            {"token_ids": [1]},
+            "invalid generate request: must have sampling_params field",
+        ),
     ],
 )
 def test_what_a_kind_must_have_is_said_as_llm_d_says_it(
@@ -317,13 +344,14 @@ def test_what_a_kind_must_have_is_said_as_llm_d_says_it(
         PARSERS[path](encode(model="m", **fields))
 
     assert str(e.value) == message
-    assert e.value.param in ("prompt", "messages", "input")
+    assert e.value.param in ("prompt", "messages", "input", "token_ids", "sampling_params")
 
 
 @pytest.mark.parametrize("path", PARSERS)
 @pytest.mark.parametrize("given", [{}, {"model": None}, {"model": ""}])
 def test_a_request_may_name_no_model_at_every_path(path: str, given: dict[str, Any]) -> None:
     fields = {"messages": [USER], "prompt": "x", "input": "x", **given}
+    fields |= {"token_ids": [1], "sampling_params": {}}
 
     assert PARSERS[path](msgspec.json.encode(fields)).model == ""
 
@@ -439,7 +467,7 @@ json_values = st.recursive(
     ),
     max_leaves=8,
 )
-FIELDS = {name for kind in OPTIONAL for name in kind.__struct_fields__}
+FIELDS = {name for kind in (*OPTIONAL, GenerateRequest) for name in kind.__struct_fields__}
 names = st.sampled_from(sorted(FIELDS | {"x"}))
 
 

@@ -11,8 +11,12 @@ from inferway.openai_api.kinds import PARSERS
 from inferway.openai_api.trust import Trust
 from inferway.openai_api.unread import read_unread
 
-REST = '"model": "m", "prompt": "a", "input": "a", "items": [{}], "messages": [{"role": "user"}]'
+REST = (
+    '"model": "m", "prompt": "a", "input": "a", "items": [{}], "messages": [{"role": "user"}],'
+    ' "token_ids": [1], "sampling_params": {}'
+)
 HAVE_THEM = ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"]
+GENERATE = "/inference/v1/generate"
 
 
 @pytest.mark.parametrize("path", HAVE_THEM)
@@ -35,6 +39,24 @@ def test_they_are_refused_by_name(path: str, member: str, param: str) -> None:
     assert "trust_kv_transfer_params" in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("member", "param"),
+    [
+        ('"kv_transfer_params": {"remote_host": "10.0.0.1"}', "kv_transfer_params"),
+        (
+            '"sampling_params": {"extra_args": {"kv_transfer_params": {"a": 1}}}',
+            "sampling_params.extra_args.kv_transfer_params",
+        ),
+    ],
+)
+def test_tokens_in_are_refused_by_the_name_of_theirs(member: str, param: str) -> None:
+    with pytest.raises(InvalidRequestError) as refused:
+        Trust().checked(PARSERS[GENERATE])(f"{{{REST}, {member}}}".encode())
+
+    assert refused.value.param == param
+    assert "10.0.0.1" not in str(refused.value)
+
+
 @pytest.mark.parametrize("path", PARSERS)
 @pytest.mark.parametrize(
     "member",
@@ -51,13 +73,14 @@ def test_they_are_refused_by_name(path: str, member: str, param: str) -> None:
 def test_all_else_is_read_as_it_was(path: str, member: str) -> None:
     raw = f"{{{REST}, {member}}}".encode()
 
-    assert Trust().checked(PARSERS[path])(raw) == PARSERS[path](raw)
+    # arrays of token ids are not equal at once
+    assert repr(Trust().checked(PARSERS[path])(raw)) == repr(PARSERS[path](raw))
 
 
 PRIORITIES = ["-1", "1", '"-1"', "-1.0", "true", '"high"', '"0-1"', "[]"]
 
 
-@pytest.mark.parametrize("path", [*HAVE_THEM, "/v1/embeddings"])
+@pytest.mark.parametrize("path", [*HAVE_THEM, "/v1/embeddings", GENERATE])
 @pytest.mark.parametrize("value", PRIORITIES)
 def test_a_place_in_the_engines_queue_is_refused(path: str, value: str) -> None:
     raw = f'{{{REST}, "priority": 0, "priority": {value}}}'.encode()

@@ -210,3 +210,32 @@ def test_no_generated_text_is_taken_for_it(text: str, size: int) -> None:
         stream(encode(choices=[{"delta": {"content": said}}])),
     ):
         assert read(*[answer[i : i + size] for i in range(0, len(answer), size)]) is None
+
+
+@pytest.mark.parametrize("first_bytes", [120, 10_000])
+def test_a_usage_before_long_answers_is_read(first_bytes: int) -> None:
+    usage = {
+        "prompt_tokens": 7,
+        "completion_tokens": 200_000,
+        "prompt_tokens_details": {"cached_tokens": 3, "created_cache_tokens": None},
+    }
+    choices = [{"index": i, "token_ids": [12345] * 50_000} for i in range(4)]
+    fields = {"request_id": "g", "model": "m", "created": 1, "usage": usage, "choices": choices}
+    answer = msgspec.json.encode(fields)
+    reader = UsageReader()
+    reader.feed(answer[:first_bytes])
+    for start in range(first_bytes, len(answer), 10_000):
+        reader.feed(answer[start : start + 10_000])
+
+    whole_usage = first_bytes > len(msgspec.json.encode(usage)) + 60
+
+    assert reader.usage() == (Usage(7, 200_000, 3) if whole_usage else None)
+
+
+def test_a_usage_within_what_is_nested_is_not_the_answer_s() -> None:
+    reader = UsageReader()
+    reader.feed(b'{"metadata":{"usage":{"prompt_tokens":7,"completion_tokens":1}},"choices":[')
+    for _ in range(60):
+        reader.feed(b"1," * 10_000)
+
+    assert reader.usage() is None

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from inferway.errors import InvalidRequestError
-from inferway.prompts.tokenizer.token_rows import checked_token_ids, token_ids
+from inferway.openai_api.token_ids import token_ids
+from inferway.prompts.tokenizer.token_rows import checked_token_ids
 
 
 @pytest.mark.parametrize("count", [0, 1, 8191, 8192, 8193, 100_000])

@@ -47,6 +47,7 @@ FAULT = What(OurFaultError("ours"))
 DRAINED = What(MovedError("it is drained"))
 WAITS = What(SilentEngineError("d0", "silent"), may_wait=True)
 WAITED = What(SilentEngineError("d0", "silent"))
+REFUSED = What(UpstreamError("it scales"))
 LEG_LOST = What(EngineLostError("it is gone"), outcome=LegOutcome.FAILED)
 LEG_LATE = What(UpstreamTimeoutError("not in time"), outcome=LegOutcome.TIMED_OUT)
 LEG_SILENT = What(SilentEngineError("p0", "silent"), outcome=LegOutcome.FAILED)
@@ -212,6 +213,7 @@ class World:
         (FETCHING, Incident.LOST, LOST, SEND, FETCHING),
         (FETCHING, Incident.LOST, LATE, SEND, FETCHING),
         (FETCHING, Incident.SILENT, WAITED, SEND, FETCHING),
+        (FETCHING, Incident.SUSPENDED, REFUSED, SEND, FETCHING),
         (FETCHING, Incident.FAULT, FAULT, TELL, FETCHING),
         # it computes the prompt
         (WAITING, Incident.REFUSED, What(status=400), STAY, WAITING),
@@ -222,6 +224,7 @@ class World:
         (WAITING, Incident.LOST, LATE, SEND, WAITING),
         (WAITING, Incident.SILENT, WAITS, SEND, WAITING),
         (WAITING, Incident.SILENT, WAITED, SEND, WAITING),
+        (WAITING, Incident.SUSPENDED, REFUSED, SEND, WAITING),
         (WAITING, Incident.FAULT, FAULT, TELL, WAITING),
         # it answers
         (PASSING, Incident.LOST, LOST, GO_ON, MOVING),
@@ -252,6 +255,7 @@ def test_what_is_done_where_other_engines_can(
         (FETCHING, Incident.SILENT, WAITED, TELL),
         (WAITING, Incident.REFUSED, What(status=429), STAY),
         (WAITING, Incident.FAILED, What(status=503), STAY),
+        (WAITING, Incident.SUSPENDED, REFUSED, STAY),
         (WAITING, Incident.LOST, LOST, TELL),
         (WAITING, Incident.SILENT, WAITS, STAY),
         (WAITING, Incident.SILENT, WAITED, TELL),
@@ -431,6 +435,13 @@ def test_what_fails_counts_against_the_engine_unless_the_request_may_be_the_caus
         world = World(WAITING)
         world.plan.after(incident, what)
         assert ("d0" in world.standing.failures) is counts, incident
+
+
+def test_a_refusal_by_a_suspended_engine_counts_against_nobody() -> None:
+    world = World(WAITING)
+
+    assert world.plan.after(Incident.SUSPENDED, REFUSED) is SEND
+    assert (world.standing.failures, world.request.losses.number) == ({}, 0)
 
 
 def test_each_state_has_its_rows() -> None:

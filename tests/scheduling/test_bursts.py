@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from tests.scheduling.tables import candidates, chat, kv_aware
+from tests.scheduling.tables import candidates, chat, kv_aware, request
 
 from inferway.model import Candidates
 from inferway.openai_api.llm_request import LLMRequest
@@ -43,13 +43,13 @@ def burst(
 ) -> Counter[str]:
     """How many each engine gets. None of them has ended, or been scraped."""
     sent: Counter[str] = Counter()
-    for request in requests:
+    for each in requests:
         for producer in scheduling.producers:
-            producer.produce(request, table)
-        choice = scheduling.chooser.choose(request, table)
+            producer.produce(each, table)
+        choice = scheduling.chooser.choose(each, table)
         target = choice.targets[0]
         for plugin in scheduling.following:
-            follower = plugin.follow(request, table, choice)
+            follower = plugin.follow(each, table, choice)
             if follower is not None:
                 follower.on_attempt(target, 0.0)
         sent[target.endpoint.engine] += 1
@@ -132,3 +132,16 @@ def test_weights_spread_by_what_was_sent() -> None:
     sent = burst(Scheduling(kv_aware()), unrelated(48), table)
 
     assert all(abs(sent[f"e{row}"] - (3 if row < 4 else 9)) <= 1 for row in range(8))
+
+
+@pytest.mark.parametrize(("number", "elsewhere"), [(4, False), (400, True)])
+def test_samples_stay_with_the_holder_until_waiting_costs_more(
+    number: int, elsewhere: bool
+) -> None:
+    held = [125.0, 0.0, 0.0, 0.0]
+    table = candidates(matched_blocks=held, weighted_matched_blocks=held, prompt_blocks=125)
+
+    sent = burst(load_scheduling(None), [request(tokens=2000)] * number, table)
+
+    assert (len(sent) > 1) is elsewhere
+    assert sent["e0"] >= 4

@@ -16,6 +16,7 @@ import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
 from inferway.model import Alarm
+from inferway.routing.limits.suspension import Suspension
 
 _SECONDS = 5.0
 # From the best to the worst that can be believed of a cache.
@@ -47,7 +48,7 @@ class EngineState:
 
     name: str
     url: str
-    state: str  # up, draining, drained, ejected, half-open, down
+    state: str  # up, asleep, paused, scaling, draining, drained, ejected, half-open, down
     cache: str  # what is believed of its cache, of several ranks the worst; -: not followed
     in_flight: int
     running: int
@@ -277,6 +278,8 @@ def _standing(told: Mapping[str, Any]) -> str:
     if told["drained"]:
         handing = told["hand_over"] is not None and told["hand_over"]["state"] == "running"
         return "draining" if handing or told["load"]["in_flight"] else "drained"
+    if told["state"] in tuple(Suspension):
+        return str(told["state"])
     breaker = str(told["breaker"])
     return {"closed": "up", "open": "ejected"}.get(breaker, breaker)
 

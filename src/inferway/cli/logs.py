@@ -29,7 +29,8 @@ def set_up(level: str, access_log: str | None = None, log_format: LogFormat = "t
     everything = logging.StreamHandler(sys.stderr)
     everything.setFormatter(FORMATTERS[log_format]())
     logging.basicConfig(level=level.upper(), handlers=[everything], force=True)
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    for name in ("httpx", "PIL"):  # Pillow writes a line for each part of a picture
+        logging.getLogger(name).setLevel(logging.WARNING)
     logging.captureWarnings(True)
     sys.excepthook = _uncaught
     sys.unraisablehook = _unraisable

@@ -229,6 +229,7 @@ class HubWatch(Watch):
             followed=[self._stream(name, stream, told.cut) for stream in told.streams],
         )
         self._on_drained(name, told.is_drained)
+        fleet.suspend(engine, told.suspension)
         fleet.follow(engine)
         if engine.outage != before:
             fleet.on_outage(engine)
@@ -243,6 +244,7 @@ class HubWatch(Watch):
     def _forget(self, engine: Engine) -> None:
         self._fleet.follow_no_more(engine)
         self._on_drained(engine.name, False)
+        self._fleet.suspend(engine, None)
         for stream in engine.followed:
             if self._streams.get(stream.holder) is stream:
                 del self._streams[stream.holder]
@@ -283,7 +285,7 @@ class HubProber(Prober):
 
     def may_ask(self, endpoint: Endpoint) -> bool:
         engine = self._by_name.get(endpoint.engine)
-        is_well = engine is not None and engine.healthy
+        is_well = engine is not None and engine.healthy and engine.suspension is None
         return is_well and not self._columns.waiting[endpoint.holder]
 
     def sample(self, live: LivePrompt, done: Callable[[], None]) -> None:

@@ -145,6 +145,7 @@ class FleetTeller:
             engine.load.adapters,
             self._is_drained(engine.name),
             engine.outage,
+            engine.suspension,
         )
 
 

@@ -26,6 +26,7 @@ from inferway.kv.events.removals import Removals
 from inferway.kv.events.stream import StreamState
 from inferway.model import Cut, Endpoint, Headers, HolderId, KvTransfer, TokenIds, block_size_of
 from inferway.prompts.served import ModelSource
+from inferway.routing.limits.suspension import Suspension
 
 if TYPE_CHECKING:
     from inferway.fleet.subscriber import EventSubscriber
@@ -52,6 +53,11 @@ class ProbeState:
     live_left: int = 0  # how many more must agree until that is over
     told: set[str] = field(default_factory=set)  # what the log has already
     live_told: set[str] = field(default_factory=set)
+
+    @property
+    def is_settled(self) -> bool:
+        """True if the engine is not asked again by itself."""
+        return self.state is ProofState.AGREES
 
     @property
     def fault(self) -> str | None:
@@ -108,6 +114,8 @@ class Engine:
     healthy: bool = False
     outage: Outage | None = None  # why it is not healthy; None: it is, or has not been asked yet
     up_since: float | None = None  # when it answered first, or again, by `time.monotonic`
+    suspension: Suspension | None = None  # why it gets no requests although it is well
+    suspended_since: float | None = None  # by `time.monotonic`; None: it is not
     warned: bool = False  # its absence is in the log already
     failures: int = 0  # scrapes in a row that got no answer
     liveness: Liveness = field(default_factory=Liveness)
@@ -326,6 +334,7 @@ class Engine:
             "healthy": self.healthy,
             "since": None if since is None else _iso(since, now),
             "outage": self.outage_report(now),
+            "suspension": self.suspension,
             "models": self.model_names,
             "block_size": self.block_size,
             "streams": [

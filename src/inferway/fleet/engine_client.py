@@ -33,9 +33,10 @@ _NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE")
 class StatusError(UpstreamError):
     """The engine answered, with something else than 200."""
 
-    def __init__(self, message: str, answered: int) -> None:
+    def __init__(self, message: str, answered: int, body: bytes = b"") -> None:
         super().__init__(message)
         self.answered = answered
+        self.body = body
 
 
 class EngineClient:
@@ -78,7 +79,7 @@ class EngineClient:
         asked = url, "GET", path, headers, b"", self._seconds
         status, body = await self._ask(*asked, MAX_PAGE_BYTES, cut=cut)
         if status != 200:
-            raise StatusError(f"{_name(url, path)} answered {status}", status)
+            raise StatusError(f"{_name(url, path)} answered {status}", status, body)
         return body
 
     async def metrics(self, url: str, path: str, headers: Headers) -> str:

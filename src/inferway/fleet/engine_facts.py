@@ -6,6 +6,7 @@
     GET /metrics            `vllm:cache_config_info{block_size=…}`, nowhere else to be had
     GET /metrics/?name[]=…  the load alone, where that is cheaper (`narrow_path`)
     GET /server_info        how it hands KV blocks to others (`kv_transfer`)
+    GET /sleep              405 of engines in development mode: there is such a path, for POST
     GET /v1/structured/warm 405 of engines with our plugin: there is such a path, for POST
 
 What an engine says about *where* its events are is not trusted beyond its own host: an engine
@@ -76,6 +77,8 @@ class EngineFacts:
     kv_transfer: KvTransferFacts | None = None  # None: it tells of no connector
     cache_blocks: int | None = None  # that have room on each of its GPUs
     cache: CacheFacts = NO_FACTS  # what its events do not say
+    tells_state: bool = False  # whether it sleeps or is paused, if it is asked
+    caches_prefixes: bool = False  # it says so
 
     @cached_property
     def base_models(self) -> Sequence[ModelCard]:
@@ -158,6 +161,7 @@ async def discover(
     # Asked without a question: /v1/structured/stats would wait for the engine's core, which may be
     # in a long step.
     has_plugin = await ask("/v1/structured/warm") == 405
+    tells_state = await ask("/sleep") == 405  # nor is /is_sleeping asked here, for the same reason
     narrow = narrow_path(metrics)
     load_path = narrow if narrow and tells_as_much(await ask(narrow), metrics) else METRICS
     cache = parse_cache_labels(metrics)
@@ -169,6 +173,8 @@ async def discover(
             drops_last_block=before is not None and before.cache.drops_last_block,
             hash_size=number_in(cache, "hash_block_size") or 0,
         ),
+        tells_state=tells_state,
+        caches_prefixes=cache.get("enable_prefix_caching") == "True",
     )
     told = before.kv_transfer if before is not None else None
     transfer = await ask_kv_transfer(client, url, headers, metrics, facts.vllm_version, told)

@@ -36,6 +36,7 @@ from inferway.kv.events.apply import EngineBlocks
 from inferway.kv.index.protocol import Clear, Index
 from inferway.model import ContextLengths, Endpoint, HolderId
 from inferway.prompts.served import ModelSource, NoPrompts, PromptSource, ServedModel
+from inferway.routing.limits.suspension import Suspension
 from inferway.tasks import Tasks
 
 log = logging.getLogger("inferway.fleet")
@@ -85,6 +86,7 @@ class Fleet:
         # what asks the engines all that is no request of a client's
         self.client = EngineClient(settings.engine_tls(), on_closed=self._cut_off)
         self._by_name = {engine.name: engine for engine in self.engines}
+        self.suspended: dict[str, Suspension] = {}  # by engine; others read it
         self._served = ServedModels(
             settings.models, load_prompts, self._wrap, self._tasks.spawn, self._prompts_came
         )
@@ -311,6 +313,22 @@ class Fleet:
             self._refresh()
         self.on_outage(engine)
 
+    def suspend(self, engine: Engine, suspension: Suspension | None) -> None:
+        """Give the engine no requests while it is suspended; None: it is so no more."""
+        if suspension is not engine.suspension:
+            engine.suspension = suspension
+            engine.suspended_since = None if suspension is None else time.monotonic()
+        if suspension is None:
+            self.suspended.pop(engine.name, None)
+        else:
+            self.suspended[engine.name] = suspension
+        self.on_change()
+
+    def probe_again(self, engine: Engine) -> None:
+        """Go on with the probes of an engine that was suspended, if they had not come to an end."""
+        if engine.healthy and any(not proof.is_settled for proof in engine.proofs.values()):
+            self._probe(engine)
+
     def loaded(self, engine: Engine, metrics: str) -> None:
         """Take over the engine's load, as its metrics tell."""
         adapters = engine.load.adapters
@@ -413,6 +431,8 @@ class Fleet:
 
     def _probe(self, engine: Engine, source: str | None = None) -> None:
         """Has the engine asked, for each model once, whatever its names."""
+        if engine.suspension is not None:
+            return
         subjects = self._served.subjects(engine)
         self.prober.forget_others(engine, subjects.values())
         for key, model in subjects.items():

@@ -31,11 +31,16 @@ _ENDED = (
 # Tokens that were computed: they move with each step that brings any.
 _GENERATED = ("vllm:generation_tokens_total", "sglang:generation_tokens_total")
 _LORA = "vllm:lora_requests_info"  # has no sample until an adapter is used
+_SLEEP = "vllm:engine_sleep_state"
+_WEIGHTS = (
+    "vllm:rl_weight_update_operation_duration_seconds_count"  # has no sample until there is one
+)
 _ALL = (
     *chain.from_iterable(each.metrics for each in SCRAPED.values()),
     *_FIRSTS,
     *_ENDED,
     *_GENERATED,
+    _SLEEP,
 )
 
 MAX_SAMPLES = 4096  # of one name; there is one a rank
@@ -43,6 +48,8 @@ MAX_ADAPTER_SAMPLES = 16384  # one for each set of adapters that ever ran togeth
 MAX_LINE = 256 * 1024  # thousands of adapters' names
 
 _RANK = re.compile(r'[{,](?:engine|dp_rank)="(\d{1,9})"')
+_AWAKE = 'sleep_state="awake"'
+_ENDS_UPDATE = 'operation="update"'
 _LABEL = re.compile(r'[{,](max_lora|running_lora_adapters|waiting_lora_adapters)="([^"]*)"')
 
 
@@ -63,6 +70,9 @@ class Load(RankLoad, frozen=True):
     adapters: Adapters = Adapters()  # vLLM tells them of all ranks together
     ranks: Mapping[int, RankLoad] = {}  # by number; empty if the engine does not tell them apart
     generated: float | None = None  # tokens, since it started; None: it does not tell
+    is_asleep: bool = False
+    has_dropped_cache: bool = False  # it sleeps so deeply that it has
+    weight_updates: float = 0.0  # that have ended, since it started
 
     @property
     def computed(self) -> tuple[float | None, ...]:
@@ -86,7 +96,7 @@ def load_names(metrics: str) -> tuple[str, ...]:
     """Return which metrics of such a page `parse_load` reads, or will read; none if none of them is
     there."""
     told = tuple(name for name in _ALL if _first_sample(metrics, name) != -1)
-    return (*told, _LORA) if any(name.startswith("vllm:") for name in told) else told
+    return (*told, _LORA, _WEIGHTS) if any(name.startswith("vllm:") for name in told) else told
 
 
 Sample = tuple[str, float]  # labels, with their brace; value
@@ -108,7 +118,17 @@ def parse_load(metrics: str) -> Load:
         _adapters(metrics),
         _by_rank(told, firsts, ended) if max(map(len, told.values())) > 1 else {},
         sum([value for _, value in generated]) if generated else None,
+        *_sleep(metrics),
+        sum([value for labels, value in samples(metrics, (_WEIGHTS,)) if _ENDS_UPDATE in labels]),
     )
+
+
+def _sleep(metrics: str) -> tuple[bool, bool]:
+    """Return whether the engine sleeps, and whether it has dropped its cache for that: from level 1
+    on it has (v1/engine/core.py, sleep)."""
+    told = samples(metrics, (_SLEEP,))
+    is_asleep = any(not value for labels, value in told if _AWAKE in labels)
+    return is_asleep, any(value for labels, value in told if _AWAKE not in labels)
 
 
 def _by_rank(

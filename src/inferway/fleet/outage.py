@@ -259,6 +259,9 @@ class EngineStanding(StrEnum):
     STALLED = "stalled"
     INVALID = "invalid"
     UNHEARD = "unheard"  # it has not been asked to the end yet
+    ASLEEP = "asleep"  # this and the next two: it is well, and suspended (`Suspension`)
+    PAUSED = "paused"
+    SCALING = "scaling"
     EJECTED = "ejected"  # it has failed too often
     DRAINED = "drained"  # by an operator, whether it answers or not
 
@@ -270,6 +273,8 @@ def state_of(engine: Engine, standing: OutlierDetection, now: float) -> EngineSt
     if not engine.healthy:
         outage = engine.outage
         return EngineStanding.UNHEARD if outage is None else EngineStanding(outage.kind.value)
+    if engine.suspension is not None:
+        return EngineStanding(engine.suspension.value)
     if standing.state(engine.name, now) is not BreakerState.CLOSED:
         return EngineStanding.EJECTED
     return EngineStanding.READY
@@ -287,7 +292,7 @@ def since(
         return standing.breakers[engine.name].since
     if engine.outage is not None:
         return engine.outage.since
-    return engine.up_since
+    return engine.up_since if engine.suspension is None else engine.suspended_since
 
 
 def count_states(

@@ -30,7 +30,7 @@ from inferway.fleet.engine_client import EngineClient
 from inferway.fleet.engine_token_ids import PROBE_SECONDS, NoTokenIdsError, ask
 from inferway.model import Endpoint, Headers, TokenIds
 from inferway.openai_api.kinds import COUNT_TOKENS
-from inferway.openai_api.requests import CountsMessages
+from inferway.openai_api.read_body import CountsMessages
 from inferway.prompts.fidelity import (
     BODIES,
     PROBES,
@@ -288,7 +288,8 @@ class Prober:
         """Return whether a live prompt may be sent there a second time, because nobody has to wait
         for it."""
         engine = self._engines[endpoint.engine]
-        return self._is_open and engine.healthy and engine.load["waiting"] == 0
+        is_well = engine.healthy and engine.suspension is None
+        return self._is_open and is_well and engine.load["waiting"] == 0
 
     @property
     def any_stray(self) -> bool:

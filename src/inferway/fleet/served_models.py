@@ -205,6 +205,7 @@ class ServedModels:
             counts_messages={p.messages for p in messages} == {ProofState.AGREES},
             contexts=contexts,
             rules=rules,
+            caches_prefixes=any(e.sources and e.facts and e.facts.caches_prefixes for e in live),
             engine_name=name if is_adapter else engine.model_names[0],  # as vLLM does
         )
 

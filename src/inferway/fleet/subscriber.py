@@ -233,6 +233,11 @@ class EventSubscriber(ABC):
         if self._is_open:
             self._feed(self.follower.restarted)
 
+    def cleared(self) -> None:
+        """Take note that the engine has dropped all it held, of which it has not told yet."""
+        if self._is_open:
+            self._feed(self.follower.cleared)
+
     def count_no_copies(self) -> None:
         """Let any removal remove a block from here on (`EngineBlocks.count_no_copies`). The state
         may be another then."""

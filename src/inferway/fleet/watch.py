@@ -24,6 +24,7 @@ from inferway.fleet.engine_facts import (
     ask_models,
     discover,
 )
+from inferway.fleet.engine_states import EngineStates
 from inferway.fleet.liveness import PATIENT_SECONDS
 from inferway.fleet.outage import Outage, OutageKind, down_words, duration
 from inferway.fleet.scraper import Scraper, Work
@@ -90,6 +91,7 @@ class EngineWatch(Watch):
             is_stirred=fleet.table.hears_of_all,
         )
         self._silence = SilenceWatch(fleet, fleet.client, self.scraper.ask_soon)
+        self._states = EngineStates(fleet, fleet.client, fleet.look_soon)
 
     async def start(self) -> None:
         if self._settings.scoring:
@@ -103,6 +105,7 @@ class EngineWatch(Watch):
     async def close(self) -> None:
         await self.scraper.close()
         await self._silence.close()
+        await self._states.close()
 
     async def come(self, engines: Sequence[Engine]) -> None:
         await asyncio.gather(*(self._rediscover(engine) for engine in engines))
@@ -111,6 +114,7 @@ class EngineWatch(Watch):
 
     def leave(self, engine: Engine) -> None:
         self.scraper.remove(engine)
+        self._states.forget(engine)
 
     def suspect(self, name: str) -> None:
         self.scraper.suspect(name)
@@ -172,7 +176,7 @@ class EngineWatch(Watch):
         self._owes_nothing(engine)  # while the gateway makes ready for it
         engine.facts_age.told(asked, is_same=facts == engine.facts)
         await self._fleet.told(engine, facts)
-        self._fleet.loaded(engine, metrics)
+        self._loaded(engine, metrics)
         return True
 
     async def _look(self, engine: Engine) -> bool:
@@ -197,8 +201,12 @@ class EngineWatch(Watch):
             return False
         if not engine.healthy and not engine.is_stalled:
             self._fleet.is_up(engine)
-        self._fleet.loaded(engine, metrics)
+        self._loaded(engine, metrics)
         return True
+
+    def _loaded(self, engine: Engine, metrics: str) -> None:
+        self._fleet.loaded(engine, metrics)
+        self._states.loaded(engine)
 
     def _heard(self, engine: Engine) -> None:
         """It has answered one of several questions, and is asked the next."""
@@ -211,7 +219,10 @@ class EngineWatch(Watch):
 
     def _unanswered(self, engine: Engine, error: UpstreamError) -> None:
         """A question got no answer. Silence of an engine that is well is `SilenceWatch`'s to judge;
-        what breaks a connection tells that it is gone at once."""
+        what breaks a connection tells that it is gone at once; a refusal while it scales is one."""
+        if self._states.refused(engine, error):
+            self._owes_nothing(engine)
+            return
         engine.failures += 1
         kind = _kind_of(error)
         if engine.healthy and kind is OutageKind.SILENT:
@@ -229,6 +240,8 @@ class EngineWatch(Watch):
 
     def _work_of(self, engine: Engine, since: float) -> Work:
         """As `Scraper` has it. Blocks that it stores or drops are work, whoever has sent it."""
+        if engine.suspension is not None:
+            return Work.UNKNOWN  # requests wait until it goes on, which is not to be missed
         table, is_well = self._fleet.table, engine.healthy and not engine.failures
         is_idle = is_well and table.is_idle(engine)
         if is_idle and not engine.has_told_since(since):
@@ -384,8 +397,11 @@ class SilenceWatch:
 
     def _has_work(self, engine: Engine) -> bool:
         """Whether its core has something to do, and shows that it does it. What waits there may
-        wait for something else, as for a grammar or another engine's blocks: a try tells."""
+        wait for something else, as for a grammar or another engine's blocks: a try tells. A
+        suspended engine need not show anything."""
         load = engine.load
+        if engine.suspension is not None:
+            return False
         if load.generated is None or engine.liveness.takes_no_tries:
             return False
         return bool(load["running"] or load["waiting"]) or self._fleet.table.has_requests(engine)

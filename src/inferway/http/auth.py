@@ -296,7 +296,7 @@ def build_auth(
         lambda seconds, call: asyncio.get_running_loop().call_later(seconds, call),
         on_suspect,
     )
-    standing = OutlierDetection(settings.ejection, tell=on_outcome)
+    standing = OutlierDetection(settings.ejection, suspended=fleet.suspended, tell=on_outcome)
     failover = FailoverPolicy(clock, standing, retries, quarantine)
 
     def engines_of(model: str) -> frozenset[str]:
@@ -304,6 +304,12 @@ def build_auth(
         if failover.standing.is_plain:
             return names
         return failover.standing.allowed(names, clock())
+
+    def is_suspended(model: str) -> bool:
+        """Whether engines of it are there, and would take requests if none was suspended."""
+        names = fleet.engines_of(model) if standing.suspended else frozenset()
+        is_any = any(name in standing.suspended and name not in standing.drained for name in names)
+        return is_any and not standing.allowed(names, clock())
 
     eligible = Eligible()
 
@@ -324,7 +330,9 @@ def build_auth(
 
         session_gate = SessionGate(scheduling.sessions, cache_tokens_of, settings.flow.queue)
         sessions = SessionQueue(session_gate, clock)
-    control = RequestQueue(settings.flow, engines_of, clock, gate, sessions, others)
+    control = RequestQueue(
+        *(settings.flow, engines_of, clock, gate, sessions, others), is_suspended=is_suspended
+    )
     return Auth(
         failover,
         control,

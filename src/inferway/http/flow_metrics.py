@@ -148,6 +148,13 @@ def _engines(auth: Auth, fleet: Fleet) -> Iterator[Family]:
         {(name,): name in standing.drained for name in names},
     )
     yield gauge(
+        "engine_suspended",
+        "1 if the engine is well and gets no new requests because it is asleep, paused or scaling;"
+        " else 0.",
+        label,
+        {(name,): name in standing.suspended for name in names},
+    )
+    yield gauge(
         "engine_ejected",
         "1 if the engine gets no requests, or one at a time, because it has failed"
         " too often; else 0.",

@@ -41,6 +41,7 @@ from inferway.http.ends import Client
 from inferway.http.errors import withheld
 from inferway.http.headers import not_ours_alone, request_lines
 from inferway.http.message import Request
+from inferway.http.refused import Refusal
 from inferway.model import Headers, Target
 from inferway.openai_api.responses import error_event
 from inferway.openai_api.token_events import bears_tokens
@@ -54,6 +55,7 @@ from inferway.routing.answer_plan import (
     State,
     What,
 )
+from inferway.routing.limits.suspension import REFUSAL_STATUS, refusal
 from inferway.routing.record import LegOutcome, Passed, Record
 from inferway.upstream.exchange import UpstreamRequest
 from inferway.upstream.headers import header_block
@@ -128,7 +130,11 @@ class Forwarding(msgspec.Struct, eq=False):
             self._send()
             return
         self._drop_collected()
-        if action is Action.SEND_PREFILL:
+        if action is Action.HOLD:
+            assert self._plan.again is not None
+            assert error is not None
+            self._plan.again(error)
+        elif action is Action.SEND_PREFILL:
             self._send_prefill()
         elif action is Action.GO_ON:
             self._rest = self._plan.continuation
@@ -217,7 +223,9 @@ class Forwarding(msgspec.Struct, eq=False):
             outcome = answer.outcome or (
                 LegOutcome.REFUSED if answer.status < 500 else LegOutcome.FAILED
             )
-            self._prefill_failed(What(answer.error, answer.status, outcome))
+            is_suspended = refusal(answer.status, answer.body) is not None  # which is no failure
+            status = 0 if is_suspended else answer.status
+            self._prefill_failed(What(answer.error, status, outcome))
 
     def _prefill_failed(self, what: What) -> None:
         self._collected = None
@@ -229,11 +237,43 @@ class Forwarding(msgspec.Struct, eq=False):
 
     def on_head(self, status: int, headers: Headers, length: int | None) -> None:
         if status >= 400:
-            incident = Incident.REFUSED if status < 500 else Incident.FAILED
-            action = self._plan.after(incident, What(status=status))
-            if action is not Action.STAY:
-                self._do(action)
+            if status == REFUSAL_STATUS:
+                assert self._exchange is not None
+                self._head = (status, headers, length)
+                self._exchange.give_to(Refusal(self))
                 return
+            if self._is_left(status):
+                return
+        self._take_head(status, headers, length)
+
+    def _is_left(self, status: int) -> bool:
+        """Return whether the engine is left because of the status of its answer."""
+        incident = Incident.REFUSED if status < 500 else Incident.FAILED
+        action = self._plan.after(incident, What(status=status))
+        if action is Action.STAY:
+            return False
+        self._do(action)
+        return True
+
+    def on_refusal(self, body: bytes, *, is_whole: bool) -> None:
+        assert self._head is not None
+        (status, headers, length), self._head = self._head, None
+        engine, is_suspended = self._plan.attempts.engine, refusal(status, body) is not None
+        if is_suspended:
+            error = UpstreamError(f"engine {engine} is suspended and has refused the request")
+            action = self._plan.after(Incident.SUSPENDED, What(error))
+            if action is not Action.STAY:
+                self._do(action, error)
+                return
+        elif self._is_left(status):
+            return
+        exchange = self._exchange
+        assert exchange is not None
+        exchange.give_to(self)
+        self._take_head(status, headers, length)
+        (self.on_end if is_whole else self.on_chunk)(body)
+
+    def _take_head(self, status: int, headers: Headers, length: int | None) -> None:
         self._head = (status, headers, length)
         assert self._exchange is not None
         if self._exchange.is_encoded:

@@ -58,10 +58,11 @@ class RequestQueue:
         gate: SaturationGate | None = None,
         sessions: SessionQueue | None = None,
         others: OtherProcesses | None = None,
+        is_suspended: Callable[[str], bool] = lambda _: False,
     ) -> None:
         """`others`: processes that keep the limits together with this one; each has a queue of its
-        own. None: there is none."""
-        self.limiter = ConcurrencyLimiter(settings, engines_of, gate, others)
+        own. None: there is none. `is_suspended`: whether all engines of a model are."""
+        self.limiter = ConcurrencyLimiter(settings, engines_of, gate, others, is_suspended)
         self._look_seconds = _SWEEP_SECONDS if others is None else others.look_seconds
         self._expires_at = 0.0  # when deadlines are looked at again, by `clock`
         self.sessions = sessions  # where new sessions wait first; None: they do not
@@ -93,6 +94,11 @@ class RequestQueue:
         if self.sessions is not None:
             self.sessions.gate.most_waiting = settings.queue
         self.turns()
+
+    async def hold(self, responder: Responder, waiter: Waiter) -> Ticket:
+        """Wait until not all engines of a request's model are suspended; return its slot, which has
+        had its turn. Raises as `wait` does."""
+        return HeldTicket(self, responder, waiter, await self.wait(responder, waiter))
 
     def turns(self) -> None:
         """Let whoever has room now go on."""
@@ -244,6 +250,23 @@ class Ticket:
 
     def beside(self) -> Slot:
         return _Beside(self._control)
+
+
+class HeldTicket(Ticket):
+    """The slot of a request that was held, and has had its turn."""
+
+    __slots__ = ()
+
+    def __init__(
+        self, control: RequestQueue, responder: Responder, waiter: Waiter, place: str
+    ) -> None:
+        super().__init__(control, responder, waiter.tenant)
+        self._lane, self._place, self._inside = waiter.lane, place, True
+        self.waited = control.clock() - waiter.came
+
+    async def enter(self, model: str, headers: Headers, priority: int) -> bool:
+        del model, headers, priority
+        return True
 
 
 class _Beside:

@@ -29,7 +29,9 @@ from functools import partial
 from types import MappingProxyType
 
 from inferway.errors import (
+    EnginesSuspendedError,
     FleetError,
+    InferwayError,
     MethodNotAllowedError,
     RequestError,
     UnknownPathError,
@@ -43,6 +45,7 @@ from inferway.http.discovery_pages import PathsPage, VersionPage, unknown_path
 from inferway.http.errors import withheld
 from inferway.http.extension_parts import Audience, Route
 from inferway.http.forward import forward
+from inferway.http.held import HeldRequests
 from inferway.http.inference_ingress import InferenceIngress
 from inferway.http.lora import PATHS as LORA
 from inferway.http.lora import LoraRoutes
@@ -65,6 +68,7 @@ from inferway.indexer import Indexer
 from inferway.openai_api.kinds import COUNT_TOKENS, GENERATING
 from inferway.routing.answer_plan import AnswerPlan
 from inferway.routing.director import Director
+from inferway.routing.journey import Journey
 from inferway.routing.limits.callers import ApiCaller
 from inferway.telemetry.request_counts import RequestCounts
 from inferway.telemetry.traffic_counts import TrafficCounts
@@ -97,6 +101,7 @@ class Routes:
         traffic: TrafficCounts,
         draining: Draining,
         alarms: AlarmPages,
+        held: HeldRequests,
         *,
         peers: PeersReport,
         extensions: Mapping[str, Route] = MappingProxyType({}),
@@ -112,6 +117,7 @@ class Routes:
         fetches what a path shows of all workers. `drain` has extensions see the answers that have
         ended."""
         self._pool = pool
+        self._held = held
         self._continuer = continuer
         self._metrics = metrics
         self._auth = auth
@@ -287,17 +293,24 @@ class Routes:
             await self._infer(request, responder, caller)
 
     async def _infer(
-        self, request: Request, responder: Responder, caller: ApiCaller | None = None
+        self,
+        request: Request,
+        responder: Responder,
+        caller: ApiCaller | None = None,
+        waits_for: EnginesSuspendedError | None = None,
     ) -> None:
+        """`waits_for`: why the request has to be held before it is decided."""
         auth = self._auth
         caller = caller or auth.caller(request)
         tenant = auth.tenant(caller, request)
         share = auth.share(tenant, request)
         journey = self._entrance.open(request, tenant, caller.priority, share)
         responder.record = journey.record
-        slot = auth.ticket(responder, share)
+        slot = None if waits_for is not None else auth.ticket(responder, share)
         try:
             responder.check_client()
+            if waits_for is not None:
+                slot = await self._held.turn(waits_for, request, responder, share, caller.priority)
             decision = await journey.decide(slot)
             if responder.span is not None:
                 responder.span.follow(journey)
@@ -305,6 +318,9 @@ class Routes:
             journey.close(outcome_of(e))
             if slot is not None:
                 slot.leave()
+            if isinstance(e, EnginesSuspendedError):
+                await self._infer(request, responder, caller, e)
+                return
             if isinstance(e, FleetError) and not caller.admin:
                 raise withheld(e, request.id) from None
             raise
@@ -327,8 +343,24 @@ class Routes:
             explain=caller.admin,
             passed=self._requests.follow(record) if request.path in GENERATING else None,
             continues=continues,
+            again=partial(self._again, request, responder, caller, journey),
         )
         forward(request, client, plan, self._pool)
+
+    def _again(
+        self,
+        request: Request,
+        responder: Responder,
+        caller: ApiCaller,
+        journey: Journey,
+        error: InferwayError,
+    ) -> None:
+        target = journey.record.target
+        assert target is not None
+        journey.suspect(target.endpoint)
+        told = error if caller.admin else withheld(error, request.id)
+        infer = partial(self._infer, request, responder, caller)
+        self._held.again(request, responder, infer, caller.priority, told)
 
     def _asker(self, request: Request) -> Asker:
         caller = self._auth.caller(request)

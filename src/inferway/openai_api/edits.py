@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby
+from itertools import chain, groupby
 from operator import attrgetter
 
 import msgspec
@@ -29,6 +29,7 @@ MAX_BYTES = 1 << 20  # a larger body is not worth a report: this runs on the eve
 
 _OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _NEXT = re.compile(rb"[ \t\r\n]*(.)", re.DOTALL)
+_OF_NUMBERS = re.compile(rb"\[[ \t\r\n]*[-0-9]")
 _NOTHING = msgspec.Raw(b"")
 
 
@@ -48,6 +49,14 @@ class _Prompt(msgspec.Struct):
     prompt: msgspec.Raw = _NOTHING
 
 
+class _Features(msgspec.Struct):
+    mm_hashes: dict[str, list[msgspec.Raw]] = {}
+
+
+class _Hashed(msgspec.Struct):
+    features: _Features | None = None
+
+
 class _Named(msgspec.Struct):
     """Where vLLM names the model: in the outermost object, in `response` of the Responses API's
     events, and in `message` of Anthropic's first one. Names elsewhere, in metadata, are the
@@ -62,6 +71,7 @@ _XARGS = msgspec.json.Decoder(_Xargs)
 _MODEL = msgspec.json.Decoder(_Model)
 _SALT = msgspec.json.Decoder(_Salt)
 _PROMPT = msgspec.json.Decoder(_Prompt)
+_HASHED = msgspec.json.Decoder(_Hashed)
 _TEXT = msgspec.json.Decoder(str | None)
 _RAW = msgspec.json.Decoder(msgspec.Raw)
 _WORD = msgspec.json.Decoder(str)
@@ -115,11 +125,12 @@ def with_cache_salt(body: bytes, salt: Callable[[str | None], str]) -> bytes | N
 
 
 def with_media_uuids(body: bytes, make: Callable[[str], str]) -> bytes:
-    """Return `body`, if it is a JSON object, with the result of `make` for each `uuid` by which a
-    part of a message names a picture, sound or video; `body` itself if it has none. Raises
-    InvalidRequestError for a `uuid` that is no text, and for a large body that would have to be
-    written anew."""
-    if b"uuid" not in body and b"\\u" not in body and json.detect_encoding(body) == "utf-8":
+    """Return `body`, if it is a JSON object, with the result of `make` for each name of a picture,
+    sound or video: the `uuid` of a message's part, and the `mm_hashes` of tokens in; `body` itself
+    if it has none. Raises InvalidRequestError for a name that is no text, and for a large body that
+    would have to be written anew."""
+    may_name = b"uuid" in body or b"mm_hashes" in body or b"\\u" in body
+    if not may_name and json.detect_encoding(body) == "utf-8":
         return body
     try:
         return _with_uuids(body, make)
@@ -129,7 +140,7 @@ def with_media_uuids(body: bytes, make: Callable[[str], str]) -> bytes:
 
 def _with_uuids(body: bytes, make: Callable[[str], str]) -> bytes:
     """Raises DecodeError for what is no standard JSON in UTF-8."""
-    given = list(_uuids(_RAW.decode(body), 0, is_part=False))
+    given = [*_uuids(_RAW.decode(body), 0, is_part=False), *_hashes(body)]
     pieces, end = [], 0
     for value in sorted(given, key=lambda value: _place(value, body)):
         start = _place(value, body)
@@ -144,6 +155,8 @@ def _uuids(value: msgspec.Raw, depth: int, *, is_part: bool) -> Iterator[msgspec
     if depth > _MAX_DEPTH or kind not in (b"{", b"["):
         return
     if kind == b"[":
+        if _OF_NUMBERS.match(value):  # token ids, of which there may be a million
+            return
         for each in _ARRAY.decode(value):
             yield from _uuids(each, depth + 1, is_part=is_part)
         return
@@ -153,6 +166,15 @@ def _uuids(value: msgspec.Raw, depth: int, *, is_part: bool) -> Iterator[msgspec
                 yield member
         else:
             yield from _uuids(member, depth + 1, is_part=name in _PARTS)
+
+
+def _hashes(body: bytes) -> list[msgspec.Raw]:
+    """Return the names of media among token ids; none of features that engines refuse."""
+    try:
+        features = _HASHED.decode(body).features
+    except msgspec.ValidationError:
+        return []
+    return [] if features is None else [*chain.from_iterable(features.mm_hashes.values())]
 
 
 def _uuid_text(value: msgspec.Raw) -> str:
@@ -167,7 +189,7 @@ def _media_uuids_anew(body: bytes, make: Callable[[str], str]) -> bytes:
         plain = json_bytes(json_object(body))
     except InvalidRequestError:
         return body  # no parser of ours takes it, and parsing says why
-    if b'"uuid"' not in plain:
+    if b'"uuid"' not in plain and b'"mm_hashes"' not in plain:
         return body
     if len(body) > MAX_BYTES:
         raise _too_large(body, "uuid")

@@ -26,6 +26,7 @@ from msgspec import UNSET, Meta, UnsetType
 from inferway.errors import BadReferenceError
 from inferway.model import KvConnector
 from inferway.openai_api.edits import with_last_members, with_prompt
+from inferway.openai_api.generate import GenerateRequest
 from inferway.openai_api.requests import (
     Body,
     ChatRequest,
@@ -70,6 +71,11 @@ _ONE_TOKEN: dict[type[Any], bytes] = {
     ),
     ResponsesRequest: b'"stream":false,"store":false,"max_output_tokens":1',
     MessagesRequest: b'"stream":false,"max_tokens":1',
+    # all that is computed of the prompt does not depend on how tokens are chosen
+    GenerateRequest: (
+        b'"stream":false,"stream_options":null,"return_token_ids":null,"output_mode":"tokens",'
+        b'"sampling_params":{"max_tokens":1,"detokenize":false}'
+    ),
 }
 
 
@@ -111,8 +117,9 @@ class _AskedFields(NamedTuple):
 
 
 def _asked(of: type[msgspec.Struct]) -> _AskedFields:
-    alone = [name for name in (*_ALONE, "n") if name in of.__struct_fields__]
-    limits = [name for name in _LIMITS if name in of.__struct_fields__]
+    alone = [name for name in _ALONE if name in of.__struct_fields__]
+    alone += ["n"] if hasattr(of, "n") else []
+    limits = [name for name in _LIMITS if name in of.__struct_fields__] or ["answer_limit"]
     return _AskedFields(_getter(alone), (None,) * len(alone), _getter(limits))
 
 

@@ -52,12 +52,15 @@ def json_bytes(fields: JsonObject) -> bytes:
         raise InvalidRequestError("body: nested too deeply") from e
 
 
-def convert_leniently(fields: JsonObject, kind: type[_T]) -> _T:
+def convert_leniently(
+    fields: JsonObject, kind: type[_T], dec_hook: Callable[[type, Any], Any] | None = None
+) -> _T:
     """Return `fields` as `kind`, a struct or dict; those in its `for_the_core` hold Unicode alone.
-    Raises msgspec.ValidationError for values that pydantic refuses, too, InvalidRequestError for
-    text of ours that is no Unicode."""
+    `dec_hook` makes values of the types that msgspec does not know. Raises
+    msgspec.ValidationError for values that pydantic refuses, too, InvalidRequestError for text of
+    ours that is no Unicode."""
     if not isinstance(kind, type):
-        return msgspec.convert(fields, kind)
+        return msgspec.convert(fields, kind, dec_hook=dec_hook)
     known: JsonObject = {}
     for name, wanted in _fields(cast("Hashable", kind)):
         if name in fields:
@@ -66,7 +69,7 @@ def convert_leniently(fields: JsonObject, kind: type[_T]) -> _T:
                 _check_unicode(known[name], name)
     for name in getattr(kind, "for_the_core", ()):
         _check_all_unicode(fields.get(name), name)
-    return msgspec.convert(known, kind)
+    return msgspec.convert(known, kind, dec_hook=dec_hook)
 
 
 @cache

@@ -6,21 +6,22 @@ asks which of its types a body has: each type answers what `ReadBody` names in i
 Only what we act on is typed; everything else stays in the original bytes, which are what the
 engine gets, and in `LLMRequest.fields` for who asks. Field names and defaults are those of
 vLLM 0.32 (entrypoints/openai/*/protocol.py, entrypoints/anthropic/protocol.py and
-entrypoints/pooling/embed/protocol.py).
+entrypoints/pooling/embed/protocol.py, entrypoints/scale_out/token_in_token_out/protocol.py).
 A null is an absent field, as OpenAI's clients send. What an error says of a missing field is
 llm-d's (field notes 3.1, 3.2).
 """
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Mapping, Sequence
-from typing import Any, ClassVar, Literal, Protocol, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from inferway.errors import InvalidRequestError, RenderError
-from inferway.model import Reason, Tokenized
+from inferway.errors import InvalidRequestError
+from inferway.model import Tokenized
+from inferway.openai_api.generate import GenerateRequest
 from inferway.openai_api.lenient import (
     check_messages,
     convert_leniently,
@@ -29,11 +30,11 @@ from inferway.openai_api.lenient import (
     json_type,
     lax_prompt,
 )
+from inferway.openai_api.read_body import JsonObject, ReadBody, Tokenizing, TokenizingModel
 from inferway.openai_api.shapes import Guided
+from inferway.openai_api.token_ids import token_ids_in
 from inferway_structured.decoding import UNREADABLE
 
-JsonObject = dict[str, Any]
-Tokenizing = Coroutine[Any, Any, Tokenized]
 _T = TypeVar("_T")
 
 # Texts that we do not read, and that vLLM sends to its engine core: in a form that has no lone
@@ -41,79 +42,6 @@ _T = TypeVar("_T")
 _FOR_THE_CORE = ("stop", "vllm_xargs", "request_id", "session_id")
 # How Claude Code's first system text begins, which is another one in each request: vLLM drops it.
 BILLING_HEADER = "x-anthropic-billing-header"
-
-
-class Tokenizes(Protocol):
-    """A part that makes token ids of the bodies that engines render as they are."""
-
-    async def tokenize(self, body: PromptBody) -> Tokenized:
-        """Raises RequestError, or RenderError for reasons of ours."""
-
-
-class CountsMessages(Tokenizes, Protocol):
-    """A part that makes token ids of messages, too."""
-
-    async def chat_of(self, body: CountTokensRequest) -> ChatRequest:
-        """Return the chat that engines make of messages. Raises RenderError."""
-
-
-class TokenizingModel(Protocol):
-    """A model that makes the token ids of requests of any kind, for `tokenized_by`: that raises
-    RequestError, or RenderError if a request cannot be tokenized here."""
-
-    @property
-    def prompts(self) -> CountsMessages: ...
-
-    async def tokenize_response(self, body: ResponsesRequest) -> Tokenized: ...
-
-
-class ReadBody(msgspec.Struct, frozen=True, kw_only=True):
-    """A body that has been parsed. Beside what is here, each kind has `path`, where engines take
-    it, `given_prompts` and `tokenized_by`."""
-
-    tells_ids: ClassVar[bool] = False  # engines tell the ids of its prompts (`return_token_ids`)
-    tells_length: ClassVar[bool] = False  # engines count the tokens of its prompt (`count_tokens`)
-
-    @property
-    def chat(self) -> ChatRequest | None:
-        """The body itself if it is a chat that engines render as it is."""
-        return None
-
-    @property
-    def turns(self) -> Sequence[JsonObject] | None:
-        """The messages of a conversation, in their order; None if there are none."""
-        return None
-
-    @property
-    def repeated_turns(self) -> Sequence[Any]:
-        """The turns that a client sends again with the next turn of the conversation, in order;
-        without the text that Claude Code changes each time."""
-        return self.turns or ()
-
-    @property
-    def prompt(self) -> object:
-        """The prompt that a client gave, where it gave none in another form."""
-        return None
-
-    @property
-    def prompts(self) -> Sequence[str | list[int]]:
-        """Each prompt that is given as text or token ids."""
-        return ()
-
-    @property
-    def tools(self) -> Sequence[JsonObject] | None:
-        """The tools that the model may call."""
-        return None
-
-    @property
-    def prompt_settings(self) -> tuple[object, ...]:
-        """The values that set prompts apart whose `given_prompts` are alike."""
-        return ()
-
-    @property
-    def answer_limit(self) -> int | None:
-        """The number of tokens that the client allows the answer; None: the engine's own limit."""
-        return None
 
 
 class _RenderedRequest(Guided, ReadBody, frozen=True, kw_only=True):
@@ -368,10 +296,18 @@ class EmbeddingsRequest(ReadBody, frozen=True, kw_only=True):
     # Either will do: vLLM takes what it can read of the two, and ignores the other.
     input: Any = None
     messages: Any = None  # vLLM's: a chat or many
+    add_special_tokens: bool | None = None  # absent: false for a chat
+    truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    padding: str | None = None
+    # Of a chat alone, and read where its prompt is made.
+    add_generation_prompt: Any = None  # absent: false
+    continue_final_message: Any = None
+    chat_template: Any = None
+    chat_template_kwargs: Any = None
     priority: Any = None  # in the engine's queue
     cache_salt: str | None = None
     stream: ClassVar[None] = None
-    truncate_prompt_tokens: ClassVar[None] = None
     vllm_xargs: ClassVar[None] = None
 
     @property
@@ -386,16 +322,16 @@ class EmbeddingsRequest(ReadBody, frozen=True, kw_only=True):
         is_one = isinstance(given, str) or not given or isinstance(given[0], int | dict)
         return [given] if is_one else given
 
-    def tokenized_by(self, _: TokenizingModel) -> Tokenizing:
-        """Raises RenderError: nobody looks for its blocks."""
-        raise RenderError("embeddings are not matched", reason=Reason.EMBEDDINGS)
+    def tokenized_by(self, model: TokenizingModel) -> Tokenizing:
+        return model.tokenize_embeddings(self)
 
 
 PromptBody = ChatRequest | CompletionRequest  # whose prompts we derive as they are
-Body = PromptBody | ResponsesRequest | MessagesRequest | EmbeddingsRequest
+Body = PromptBody | ResponsesRequest | MessagesRequest | EmbeddingsRequest | GenerateRequest
 
 CHAT, COMPLETION, RESPONSES = ChatRequest.path, CompletionRequest.path, ResponsesRequest.path
 MESSAGES, EMBEDDINGS = MessagesRequest.path, EmbeddingsRequest.path
+GENERATE = GenerateRequest.path
 
 REPORT_MODE = ("kv_cache_report_mode", "full")  # in `vllm_xargs` (v1/core/kv_cache_manager.py)
 
@@ -411,7 +347,7 @@ def reads_cache(body: Body) -> bool:
     own tokens it computes all of them (SamplingParams.skip_reading_prefix_cache) and stores them as
     usual. A beam search asks for no such probabilities, whatever the body says."""
     if not isinstance(body, PromptBody):
-        return True
+        return not isinstance(body, GenerateRequest) or body.reads_cache
     asked = body.prompt_logprobs is not None
     if not asked and body.echo:
         # a chat's `top_logprobs` is 0 where it is absent or null, and that asks for them
@@ -424,7 +360,7 @@ def tells_its_reuse(body: Body) -> bool:
     several prompts vLLM tells the tokens of one (the first to begin, or the last), and of several
     answers those of one, whose prompt may have come with another."""
     if not isinstance(body, PromptBody):
-        return True
+        return not isinstance(body, GenerateRequest) or body.n in (None, 1)
     one_prompt = isinstance(body, ChatRequest) or len(body.prompts) == 1
     return one_prompt and body.n in (None, 1)
 
@@ -435,6 +371,8 @@ _NO_MESSAGES = "invalid chat completions request: must have valid messages field
 _NO_INPUT = "invalid responses request: must have input field"
 _NO_TURNS = "invalid messages request: must have valid messages field"
 _NO_TEXTS = "invalid embeddings request: must have input field"
+_NO_IDS = "invalid generate request: must have token_ids field"
+_NO_PARAMS = "invalid generate request: must have sampling_params field"
 _INPUTS = {"input": "str | array | null", "messages": "array | null"}
 
 
@@ -507,12 +445,29 @@ def parse_embeddings(raw: bytes) -> EmbeddingsRequest:
     raise InvalidRequestError(_NO_TEXTS, param="input")
 
 
+def parse_generate(raw: bytes) -> GenerateRequest:
+    """Raises InvalidRequestError naming the field."""
+    required = {"token_ids": _NO_IDS, "sampling_params": _NO_PARAMS}
+    body = decode_body(raw, _GENERATE, required)
+    if not len(body.token_ids):
+        raise InvalidRequestError(f"{_NO_IDS} (token_ids: must not be empty)", param="token_ids")
+    if body.reads_cache and body.sampling_params.get("prompt_logprobs") is not None:
+        # for tokens from its cache vLLM 0.32 answers what lay in memory, or its server ends
+        raise InvalidRequestError(
+            "sampling_params.skip_reading_prefix_cache: expected true or absent beside"
+            " prompt_logprobs, which engines know of the tokens alone that they compute",
+            param="sampling_params",
+        )
+    return body
+
+
 _CHAT = msgspec.json.Decoder(ChatRequest)
 _COMPLETION = msgspec.json.Decoder(CompletionRequest)
 _RESPONSES = msgspec.json.Decoder(ResponsesRequest)
 _MESSAGES = msgspec.json.Decoder(MessagesRequest)
 _COUNT_TOKENS = msgspec.json.Decoder(CountTokensRequest)
 _EMBEDDINGS = msgspec.json.Decoder(EmbeddingsRequest)
+_GENERATE = msgspec.json.Decoder(GenerateRequest, dec_hook=token_ids_in)
 _FIELDS = msgspec.json.Decoder(JsonObject)
 
 _NOTHING: Mapping[str, str] = {}
@@ -551,7 +506,7 @@ def decode_body(
         raise InvalidRequestError(f"body: not valid JSON: {refused}") from refused
     kind: Any = decoder.type  # msgspec 0.23 says that it may be more than a class
     try:
-        found: _T = convert_leniently(fields, kind)
+        found: _T = convert_leniently(fields, kind, decoder.dec_hook)
         return found
     except msgspec.ValidationError as e:
         raise field_error(str(e), required) from e

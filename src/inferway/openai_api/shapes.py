@@ -51,7 +51,13 @@ def shape_fields(body: msgspec.Struct) -> Mapping[str, Any]:
 def _fields_of(kind: type[msgspec.Struct]) -> tuple[TakeValues, Sequence[str]]:
     """Return what takes the fields of `_ASKING` from a struct, and the names of its `_READ`."""
     fields = kind.__struct_fields__
+    if "sampling_params" in fields:  # each body has them, and few ask for a shape there
+        return _asked_in_params, ["sampling_params"]
     return values_of([n for n in fields if n in _ASKING]), [n for n in fields if n in _READ]
+
+
+def _asked_in_params(body: Any) -> tuple[Any, ...]:
+    return (body.sampling_params.get("structured_outputs"),)
 
 
 def values_of(names: Sequence[str]) -> TakeValues:

@@ -28,6 +28,7 @@ from inferway.openai_api.shapes import TakeValues, values_of
 
 # Field -> why a request that has it stays text.
 _STAYS: dict[str, str] = {
+    "sampling_params": "is token ids already",
     # who has written them is a router that knows more of the request than we do
     "kv_transfer_params": "says itself what is transferred",
     # vLLM renders its messages nevertheless, for the answer, and ignores the ids

@@ -64,7 +64,8 @@ def _refuse_transfers(body: object) -> None:
     if more and isinstance(more, dict):
         for name in TRANSFERS:
             if name in more:
-                raise _transfer_refused(f"vllm_xargs.{name}")
+                place = getattr(body, "xargs_place", "vllm_xargs")
+                raise _transfer_refused(f"{place}.{name}")
 
 
 def _check_transfers(body: object) -> None:

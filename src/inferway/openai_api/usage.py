@@ -8,6 +8,7 @@ the same, streamed           the same, of the event `message_delta`; at first `m
 /v1/responses, whole         `usage`, with OpenAI's other names (input_tokens, output_tokens)
 the same, streamed           `response.usage`, of the event `response.completed`
 /v1/embeddings               `usage`; nothing is generated
+/inference/v1/generate       `usage`, before the token ids of the answers; streamed as in chats
 
 Nothing else is taken for it. Generated text has its quotes escaped; a schema or metadata that an
 engine sends back may have a member "usage" of its own, but not in these places.
@@ -15,6 +16,7 @@ engine sends back may have a member "usage" of its own, but not in these places.
 
 from __future__ import annotations
 
+import json
 import re
 from collections import deque
 
@@ -36,6 +38,7 @@ _FINISH_REASONS = {  # OpenAI's words for Anthropic's
 }
 _STREAM_TAIL_BYTES = 32 * 1024
 _BODY_TAIL_BYTES = 256 * 1024  # token ids may follow
+_USAGE_BYTES = 1024  # no usage is so long
 _LAST_EVENTS = 4  # of a stream: one has the usage, one is [DONE]
 
 
@@ -77,7 +80,8 @@ _EVENT = msgspec.json.Decoder(_Event)
 
 class UsageReader:
     """Fed with the chunks of one answer, in order and cut anywhere; works on streams and answers in
-    one piece alike. It keeps the answer's end, and reads nothing before it is asked."""
+    one piece alike. It keeps the answer's end, and the first chunk of one in one piece, and reads
+    nothing before it is asked."""
 
     __slots__ = ("_limit", "_pieces", "_size")
 
@@ -96,14 +100,18 @@ class UsageReader:
     def _keep_tail(self, chunk: bytes) -> None:
         if not self._limit and (begun := chunk.lstrip()):
             self._limit = _BODY_TAIL_BYTES if begun.startswith(b"{") else _STREAM_TAIL_BYTES
-        while self._size - len(self._pieces[0]) > self._limit:
-            self._size -= len(self._pieces.popleft())
+        oldest = int(self._limit == _BODY_TAIL_BYTES)  # the first of a body is kept
+        while (
+            len(self._pieces) > 1 + oldest and self._size - len(self._pieces[oldest]) > self._limit
+        ):
+            self._size -= len(self._pieces[oldest])
+            del self._pieces[oldest]
 
     def usage(self) -> Usage | None:
         """Return the usage that the answer has told so far, None if it has told none."""
         end = b"".join(self._pieces)
         if self._limit == _BODY_TAIL_BYTES:
-            return _in_the_end_of(end, _OUTERMOST)
+            return _in_the_end_of(end, _OUTERMOST) or _in_the_beginning_of(end)
         found = map(_in_event, last_data(end, _LAST_EVENTS))
         return next((usage for usage in found if usage is not None), None)
 
@@ -154,6 +162,19 @@ def _in_the_end_of(text: bytes, before: bytes) -> Usage | None:
                 return found
         at = text.rfind(_MARK, 0, at)
     return None
+
+
+def _in_the_beginning_of(text: bytes) -> Usage | None:
+    """Return the usage of a JSON object that has it before all that is nested."""
+    at = text.find(_MARK)
+    if at == -1 or text.count(b"{", 0, at) > 1:
+        return None
+    value = text[at + len(_MARK) : at + _USAGE_BYTES].decode("utf-8", "replace").lstrip(": \n")
+    try:
+        usage, _ = json.JSONDecoder().raw_decode(value)
+        return _told(msgspec.json.encode({"usage": usage}))
+    except (ValueError, RecursionError):
+        return None
 
 
 def _told(event: bytes) -> Usage | None:

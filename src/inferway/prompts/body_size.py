@@ -7,10 +7,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from inferway.errors import InvalidRequestError, PromptTooLongError
 from inferway.model import TokenIds
-from inferway.openai_api.requests import (
-    Body,
-)
+from inferway.openai_api.requests import Body
 
 # Above this a chat is rendered in a helper process (`BodySize.to_render`). Measured with 347
 # templates: 2,000 messages of 100 characters take the median 6 ms, the slowest tenth a second;
@@ -100,3 +99,26 @@ def context_needed(body: Body, prompts: Sequence[TokenIds]) -> int:
     if body.prompts and body.truncate_prompt_tokens is None:
         needed += [len(ids) + 1 for ids in body.prompts if not isinstance(ids, str)]
     return max(needed)
+
+
+def check_length(num_tokens: int, limit: int | None, param: str) -> None:
+    """Raise what vLLM says to empty prompts, and in these words to those that leave no room for one
+    token more (renderers/params.py, sampling_params.py). `limit`: the model's context length; None:
+    it is not known."""
+    if num_tokens == 0:
+        raise InvalidRequestError(f"{param}: the prompt has no tokens", param=param)
+    if limit is None or num_tokens < limit:
+        return
+    if num_tokens > limit:
+        raise PromptTooLongError(
+            f"This model's maximum context length is {limit} tokens. However, your prompt"
+            f" contains {num_tokens} input tokens, which exceeds this limit even without any"
+            " output tokens. Please reduce the length of the input prompt.",
+            param=param,
+        )
+    raise PromptTooLongError(
+        f"max_tokens must be at least 1, got 0. Your prompt contains {num_tokens} input tokens,"
+        f" as many as this model's maximum context length of {limit} tokens. Please reduce the"
+        " length of the input prompt.",
+        param="max_tokens",
+    )

@@ -20,12 +20,11 @@ import numpy as np
 from inferway.config import ModelSettings
 from inferway.errors import RenderError, RequestError
 from inferway.model import Reason, TokenIds
+from inferway.openai_api.read_body import CountsMessages, Tokenizes
 from inferway.openai_api.requests import (
     CHAT,
-    CountsMessages,
     CountTokensRequest,
     PromptBody,
-    Tokenizes,
     parse_chat,
     parse_completion,
     parse_count_tokens,

@@ -14,7 +14,6 @@ from inferway.config import ModelSettings
 from inferway.errors import (
     InferwayError,
     InvalidRequestError,
-    PromptTooLongError,
     RenderError,
     UnknownMediaError,
     crash_report,
@@ -28,7 +27,8 @@ from inferway.openai_api.requests import (
     CountTokensRequest,
     PromptBody,
 )
-from inferway.prompts.body_size import BodySize, body_size
+from inferway.openai_api.token_ids import token_ids
+from inferway.prompts.body_size import BodySize, body_size, check_length
 from inferway.prompts.chat.chat_template import ChatInput, ChatTemplate
 from inferway.prompts.chat.content_format import ContentFormat, TemplateFacts
 from inferway.prompts.chat.conversation import (
@@ -57,7 +57,7 @@ from inferway.prompts.render_requests import (
 )
 from inferway.prompts.renderer import Renderer, Rendering, encode
 from inferway.prompts.served import LocalPrompts, ModelSource, NoPrompts, PromptSource
-from inferway.prompts.tokenizer.token_rows import token_ids, truncated
+from inferway.prompts.tokenizer.token_rows import truncated
 from inferway.prompts.version_rules import OLDER_RULES, VersionRules
 
 log = logging.getLogger("inferway")
@@ -432,26 +432,7 @@ class ModelPrompts:
             )
 
     def _check_length(self, num_tokens: int, param: str) -> None:
-        """vLLM refuses empty prompts, and in these words those that leave no room for one token
-        more (renderers/params.py, sampling_params.py)."""
-        if num_tokens == 0:
-            raise InvalidRequestError(f"{param}: the prompt has no tokens", param=param)
-        limit = self.max_model_len
-        if limit is None or num_tokens < limit:
-            return
-        if num_tokens > limit:
-            raise PromptTooLongError(
-                f"This model's maximum context length is {limit} tokens. However, your prompt"
-                f" contains {num_tokens} input tokens, which exceeds this limit even without any"
-                " output tokens. Please reduce the length of the input prompt.",
-                param=param,
-            )
-        raise PromptTooLongError(
-            f"max_tokens must be at least 1, got 0. Your prompt contains {num_tokens} input tokens,"
-            f" as many as this model's maximum context length of {limit} tokens. Please reduce the"
-            " length of the input prompt.",
-            param="max_tokens",
-        )
+        check_length(num_tokens, self.max_model_len, param)
 
 
 def _completion_size(body: CompletionRequest) -> int:

@@ -11,14 +11,17 @@ import msgspec
 from inferway.config import ModelSettings
 from inferway.errors import RenderError, RequestError
 from inferway.model import NO_LENGTHS, ContextLengths, Cut, HolderId, Reason, TokenIds, Tokenized
+from inferway.openai_api.read_body import CountsMessages
 from inferway.openai_api.requests import (
     ChatRequest,
-    CountsMessages,
     CountTokensRequest,
+    EmbeddingsRequest,
     PromptBody,
     ResponsesRequest,
 )
+from inferway.prompts.body_size import check_length
 from inferway.prompts.chat.responses_input import as_chat, in_its_fields
+from inferway.prompts.embeddings_input import as_prompts, check_uncut
 from inferway.prompts.media.chat_media import ChatMedia
 from inferway.prompts.version_rules import OLDER_RULES, VersionRules
 
@@ -125,6 +128,8 @@ class ServedModel:
     counts_messages: bool = False  # all engines that were asked count their tokens as we do
     contexts: ContextLengths = NO_LENGTHS
     rules: VersionRules = OLDER_RULES  # for its prompts, that its engines have
+    # its engines say that they keep prompts, and tell of it
+    caches_prefixes: bool = False
     engine_name: str | None = None  # an alias: the name that the engine puts into its answers
 
     def without_engines(self) -> ServedModel:
@@ -153,3 +158,24 @@ class ServedModel:
             return (await prompts.tokenize(chat)).before_media()  # its items have no `uuid`
         except RequestError as e:
             raise in_its_fields(e) from e
+
+    async def tokenize_embeddings(self, body: EmbeddingsRequest) -> Tokenized:
+        """Return the ids of each prompt, where engines keep them: pooling models with bidirectional
+        attention keep none. What we would refuse, the engine says in its words."""
+        if not self.caches_prefixes:
+            raise RenderError("its engines keep no prompts", reason=Reason.EMBEDDINGS)
+        prompts = self.prompts if isinstance(self.prompts, NoPrompts) else self.prompts.local
+        if prompts is None:
+            raise RenderError("its prompts are not made here", reason=Reason.EMBEDDINGS)
+        try:
+            made = [(await prompts.tokenize(each)).before_media() for each in as_prompts(body)]
+        except RequestError as e:
+            raise RenderError(str(e), reason=Reason.EMBEDDINGS) from e
+        partly = (each.reason for each in made if not each.reason.is_whole)
+        ids = [each for tokenized in made for each in tokenized.token_ids]
+        check_uncut(body, ids)
+        return Tokenized(ids, next(partly, Reason.KV_AWARE))
+
+    def check_length(self, num_tokens: int, param: str) -> None:
+        """Raise PromptTooLongError if no engine of the model takes a prompt of so many tokens."""
+        check_length(num_tokens, self.contexts.most, param)

@@ -57,6 +57,7 @@ class Incident(Enum):
     SILENT = auto()  # it answers no request any more (http.silent_engines)
     DRAINED = auto()
     FAULT = auto()  # ours
+    SUSPENDED = auto()  # a refusal: it computes nothing until it is told to
     PREFILL_FAILED = auto()  # no answer of use, for whatever reason
     PREFILL_SILENT = auto()
 
@@ -67,6 +68,7 @@ class Action(Enum):
     SEND = auto()  # the request, to `attempts.target`, instead of what is under way there
     SEND_PREFILL = auto()  # the prefill leg, to `prefill_attempts.target`; the other one is let go
     LATER = auto()  # nothing now: another engine will get the request when its time comes
+    HOLD = auto()  # have it decided anew, once engines are suspended no more
     GO_ON = auto()  # have the rest of the answer decided
     TELL = auto()  # the client, that no engine answers
     STAY = auto()  # by what is under way
@@ -158,8 +160,9 @@ class Continuation(Protocol):
 class AnswerPlan:
     """The way to one answer. `over` must be called."""
 
-    __slots__ = ("attempts", "awaits_prefill", "continuation", "continues", "explain", "journey",
-                 "leg", "passed", "prefill", "prefill_attempts", "sent_at", "state")  # fmt: skip
+    __slots__ = ("again", "attempts", "awaits_prefill", "continuation", "continues", "explain",
+                 "journey", "leg", "passed", "prefill", "prefill_attempts", "sent_at",
+                 "state")  # fmt: skip
 
     prefill_attempts: Failover | None  # None: no prefill engine has room; from `split` on
     awaits_prefill: bool  # a prefill engine has the prompt, and has not answered; from `split` on
@@ -175,12 +178,14 @@ class AnswerPlan:
         explain: bool = True,
         passed: Passed | None = None,
         continues: Callable[[], Continuation] | None = None,
+        again: Callable[[InferwayError], None] | None = None,
     ) -> None:
         """`slot` is left when all is over; None: nothing is limited. `explain`: the client is told
         how it was decided, else no error names an engine. `passed` hears of the events of a stream.
         `continues`: returns by what another engine goes on with the answer, should it be left when
-        it has begun; None: it ends with its engine. Raises NoEndpointError, with the journey
-        closed, if the decision has no target."""
+        it has begun; None: it ends with its engine. `again` has the request decided anew, which a
+        suspended engine has refused with this error; None: the client gets the refusal. Raises
+        NoEndpointError, with the journey closed, if the decision has no target."""
         if not decision.targets:
             journey.close("error")
             if slot is not None:
@@ -192,6 +197,7 @@ class AnswerPlan:
         self.explain = explain
         self.passed = passed
         self.continues = continues
+        self.again = again
         self.state = State.WAITING
         self.leg: PlannedLeg | None = None  # None: the engine that answers computes the prompt
         self.sent_at = 0.0
@@ -389,6 +395,19 @@ def tell_if_lethal(plan: AnswerPlan, what: What) -> Action | None:
     return Action.TELL if what.error is not None and plan.attempts.losses.are_too_many else None
 
 
+def next_not_suspended(plan: AnswerPlan, what: What) -> Action | None:
+    """Try the next engine of the decision that is not suspended, whatever the budget."""
+    return _at(plan, plan.attempts.not_suspended(), what)
+
+
+def hold(plan: AnswerPlan, _: What) -> Action | None:
+    """Have the request decided anew; everything that was taken for it is given back."""
+    if plan.again is None:
+        return None
+    plan.over("held")
+    return Action.HOLD
+
+
 def wait_or_tell(_: AnswerPlan, what: What) -> Action | None:
     """Wait for the silent engine, as long as the request may."""
     return Action.STAY if what.may_wait else Action.TELL
@@ -422,12 +441,14 @@ TABLE: Mapping[tuple[State, Incident], Sequence[Move | Action]] = {
     (State.FETCHING, Incident.FAILED): (next_if_unwell, again),
     (State.FETCHING, Incident.LOST): (tell_if_lethal, next_engine, again),
     (State.FETCHING, Incident.SILENT): (elsewhere, wait_or_tell),
+    (State.FETCHING, Incident.SUSPENDED): (next_not_suspended, hold, Action.STAY),
     (State.FETCHING, Incident.FAULT): (Action.TELL,),
     (State.WAITING, Incident.PREFILL_FAILED): (note_prefill,),
     (State.WAITING, Incident.REFUSED): (next_for_status, Action.STAY),
     (State.WAITING, Incident.FAILED): (next_for_status, Action.STAY),
     (State.WAITING, Incident.LOST): (next_engine, Action.TELL),
     (State.WAITING, Incident.SILENT): (elsewhere, wait_or_tell),
+    (State.WAITING, Incident.SUSPENDED): (next_not_suspended, hold, Action.STAY),
     (State.WAITING, Incident.FAULT): (Action.TELL,),
     (State.PASSING, Incident.PREFILL_FAILED): (note_prefill,),
     (State.PASSING, Incident.LOST): (go_on, Action.TELL),

@@ -6,11 +6,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from inferway.errors import NoEndpointError, SaturatedError
+from inferway.errors import EnginesSuspendedError, NoEndpointError, SaturatedError
 from inferway.model import Candidates, Endpoint
 from inferway.prompts.served import ServedModel
 from inferway.routing.limits.outlier_detection import OutlierDetection
 from inferway.routing.limits.slot import Slot
+from inferway.routing.limits.suspension import told
 from inferway.scheduling.profile import RowSelector
 
 Within = Callable[[Endpoint], bool]
@@ -41,11 +42,17 @@ class Eligible:
     def standing(
         self, candidates: Candidates, model: str, standing: OutlierDetection, now: float
     ) -> Candidates:
-        """Return the candidates that get new requests now. Raises NoEndpointError if all are
-        drained."""
+        """Return the candidates that get new requests now. Raises EnginesSuspendedError if some are
+        suspended and no other one is left, NoEndpointError if all are drained."""
         names = {endpoint.engine for endpoint in candidates.endpoints}
         left = standing.allowed(names, now)
         if not left:
+            waited_for = names - standing.drained
+            if waited_for:
+                words = told(waited_for, standing.suspended)
+                raise EnginesSuspendedError(
+                    f"model {model!r}: its engines take no requests now: {words}", model=model
+                )
             drained = ", ".join(sorted(names))
             raise NoEndpointError(f"model {model!r}: its engines are drained: {drained}")
         return self.kept(candidates, lambda endpoint: endpoint.engine in left)

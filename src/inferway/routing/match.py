@@ -109,7 +109,7 @@ class Matcher:
     async def match(self, model: ServedModel, body: Body) -> Lookup:
         """Return the holders of the request's prompts. Raises RequestError, or RenderError for
         reasons of our own."""
-        if model.unfaithful is not None:
+        if model.unfaithful is not None and body.is_rendered:
             raise RenderError(model.unfaithful, reason=Reason.UNFAITHFUL)
         if model.unfaithful_messages is not None and body.tells_length:
             raise RenderError(model.unfaithful_messages, reason=Reason.UNFAITHFUL)

@@ -64,6 +64,10 @@ class UpstreamRequest(msgspec.Struct, eq=False):
         host = self.origin.host
         return (host, peer[0]) if isinstance(peer, tuple) and peer else (host,)
 
+    def give_to(self, sink: Sink) -> None:
+        """Give `sink` what has not come yet."""
+        self.sink = sink
+
     def pause(self) -> None:
         """Stop reading the answer; the engine's socket fills up and holds it back."""
         self.paused = True

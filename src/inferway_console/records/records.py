@@ -49,6 +49,8 @@ class FleetWhereabouts:
     def _why(self, engine: Engine, routed: Routed) -> str:
         if engine.name in self.standing.drained:
             return "drained"
+        if engine.name in self.standing.suspended:
+            return str(self.standing.suspended[engine.name])
         if engine.name in self.standing.ejected:
             return "ejected, after failures"
         if not engine.healthy:

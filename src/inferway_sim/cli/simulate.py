@@ -287,6 +287,12 @@ _FROM_0 = Whole(min=0)
         help="Render prompts for others at …/render, as vLLM does with this flag.",
     ),
     option(
+        "--dev-mode",
+        is_flag=True,
+        help="Can be paused and put to sleep, as vLLM with VLLM_SERVER_DEV_MODE=1: /pause, /resume,"
+        " /sleep, /wake_up.",
+    ),
+    option(
         "--structured",
         is_flag=True,
         help="Act as an engine with Inferway's structured output: take what is said of shapes, and "

@@ -34,6 +34,19 @@ def test_so_many_enter_and_the_next_one_waits() -> None:
     assert [full.enter("m") for _ in range(3)] == ["", "", None]
 
 
+def test_who_waits_for_suspended_engines_has_its_turn_once_one_is_so_no_more() -> None:
+    suspended = {"m"}
+    held = ConcurrencyLimiter(
+        FlowSettings(), lambda lane: ENGINES[lane], is_suspended=suspended.__contains__
+    )
+    for lane in "mn":
+        held.wait(waiter(lane=lane))
+
+    assert [each.lane for each, _ in held.turns(1.0)] == ["n"]
+    suspended.clear()
+    assert [each.lane for each, _ in held.turns(2.0)] == ["m"]
+
+
 def test_without_limits_all_enter() -> None:
     free = limiter(None)
 

@@ -25,6 +25,7 @@ from inferway.kv.events.stream import StreamState
 from inferway.kv.index.changes import IndexChanges
 from inferway.kv.index.protocol import Op
 from inferway.model import Adapters, BlockKey, Cut, Endpoint, HolderId, MediaSpan
+from inferway.routing.limits.suspension import Suspension
 
 
 class _Told(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -71,6 +72,7 @@ class EngineTold(_Told, frozen=True):
     adapters: Adapters
     is_drained: bool
     outage: Outage | None
+    suspension: Suspension | None
 
 
 class EnginesTold(_Told, frozen=True):

@@ -36,6 +36,7 @@ from inferway.kv.events.adapters import sglang, vllm
 from inferway.kv.events.apply import EngineBlocks
 from inferway.kv.events.event import (
     SMALL_BYTES,
+    AllBlocksCleared,
     Batch,
     BlockRemoved,
     BlockStored,
@@ -163,6 +164,11 @@ class EventApplier:
         """Tell that the engine's process has ended, and another one is there
         (`EventStream.restarted`). Return what to do."""
         return self._do(self.stream.restarted())
+
+    def cleared(self) -> Steps:
+        """Tell that the engine has dropped all it held, before its event says so. Return what to
+        do."""
+        return self._apply_other(AllBlocksCleared(), is_last_life=True)
 
     def lost(self) -> None:
         """Tell that the link is gone (`EventStream.lost`)."""

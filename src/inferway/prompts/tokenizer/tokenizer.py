@@ -29,10 +29,10 @@ from inferway.errors import (
     panic_as_error,
 )
 from inferway.model import Offsets, Reason, TokenIds
+from inferway.openai_api.token_ids import token_ids
 from inferway.prompts.files.model_processes import OutsideEncoder
 from inferway.prompts.tokenizer.engine_tokenizer import TokenizerFiles, build_engine_tokenizer
 from inferway.prompts.tokenizer.token_cache import PrefixTokenCache, find_cuts
-from inferway.prompts.tokenizer.token_rows import token_ids
 from inferway.prompts.tokenizer.tokenizer_bounds import unbounded_regex
 
 # Few, because every load encodes them all; a text is here because encoders were seen to differ on

@@ -87,12 +87,13 @@ class _Pace:
 @dataclass(slots=True)
 class ConcurrencyLimiter:
     """See the module. `engines_of` may change at any time: `turns` finds out. With a gate, requests
-    wait while it says so, too."""
+    wait while it says so, too. Those for a model whose engines are all suspended wait for these."""
 
     settings: FlowSettings
     engines_of: EnginesOf
     gate: SaturationGate | None = None
     others: OtherProcesses | None = None  # None: this process is alone
+    is_suspended: Callable[[str], bool] = lambda _: False  # whether all engines of a model are
     stats: FlowStats = field(default_factory=FlowStats)
     in_flight: int = 0
     engines: dict[str, int] = field(default_factory=dict)  # in flight; none is 0
@@ -251,6 +252,8 @@ class ConcurrencyLimiter:
         return self.in_flight < most if self.others is None else self.others.let_in(most)
 
     def _is_open(self, lane: str) -> bool:
+        if self.is_suspended(lane):
+            return False
         return self.settings.engine_in_flight is None or self._freest(lane) is not None
 
     def _freest(self, lane: str) -> str | None:

@@ -167,7 +167,11 @@ class Failover:
         if self.losses.are_too_many:
             return None
         silent = self._policy.standing.silent
-        left = tuple([each for each in self._left if each.endpoint.engine not in silent])
+        return self._take(
+            tuple([each for each in self._left if each.endpoint.engine not in silent])
+        )
+
+    def _take(self, left: tuple[Target, ...]) -> Target | None:
         if self._slot is not None:
             left = tuple([each for each in left if self._slot.takes(each.endpoint.engine)])
         if not left:
@@ -177,6 +181,13 @@ class Failover:
         retries.made += 1
         self._go_to(left)
         return left[0]
+
+    def not_suspended(self) -> Target | None:
+        """Return the next target, because the engine that has the request is suspended, and count
+        the request as sent there; None if there is none. No engine has failed."""
+        suspended = self._policy.standing.suspended
+        left = tuple([each for each in self._left if each.endpoint.engine not in suspended])
+        return self._take(left)
 
     def timed_out(self, sent_at: float) -> bool:
         """The request was not answered in time; return whether its engine has not answered any

@@ -1,5 +1,7 @@
-"""The engines that get new requests: not those that an operator drains, and not those that fail.
+"""The engines that get new requests: not those that an operator drains, that are suspended, or that
+fail.
 
+suspended  sleeps, is paused or scales (suspension): its requests wait for it, none goes there
 silent     says nothing: none of what waits there goes on to another such one (failover)
 drained    by hand: none of its model left is an error (503)
 ejected    by its breaker: it gets requests after all if every other one is drained or ejected
@@ -7,11 +9,12 @@ ejected    by its breaker: it gets requests after all if every other one is drai
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from inferway.config import EjectionSettings
 from inferway.routing.limits.circuit_breaker import BreakerState, CircuitBreaker
+from inferway.routing.limits.suspension import Suspension
 
 OF_OUTAGE_SECONDS = 10.0  # requests that were hurt no longer before an outage was noticed are of it
 
@@ -31,6 +34,7 @@ class OutlierDetection:
 
     settings: EjectionSettings = field(default_factory=EjectionSettings)
     drained: set[str] = field(default_factory=set)
+    suspended: Mapping[str, Suspension] = field(default_factory=dict)  # the fleet writes it
     ejected: set[str] = field(default_factory=set)  # whose breaker is open, or half open
     breakers: dict[str, CircuitBreaker] = field(default_factory=dict)  # of those that have failed
     failures: dict[str, int] = field(default_factory=dict)
@@ -68,23 +72,28 @@ class OutlierDetection:
         return self.answered.get(engine, float("-inf")) > when
 
     def eject(self, engine: str, now: float) -> None:
-        """Give the engine one request at a time until it answers one."""
+        """Give the engine one request at a time until it answers one. It is no fault of one that is
+        suspended that it has not answered."""
+        if engine in self.suspended:
+            return
         self._breaker(engine).eject(now)
         self.ejected.add(engine)
 
     @property
     def is_plain(self) -> bool:
-        """True if no engine is ejected or drained: `allowed` need not be called then."""
-        return not self.drained and not self.ejected
+        """True if no engine is ejected, drained or suspended: `allowed` need not be called then."""
+        return not self.drained and not self.ejected and not self.suspended
 
     def takes(self, engine: str, now: float) -> bool:
-        if engine in self.drained:
+        if engine in self.drained or engine in self.suspended:
             return False
         return engine not in self.ejected or self.breakers[engine].takes(now)
 
     def allowed(self, engines: Iterable[str], now: float) -> frozenset[str]:
-        """Return those of the engines that get new requests; empty if all of them are drained."""
-        left = frozenset(engine for engine in engines if engine not in self.drained)
+        """Return those of the engines that get new requests; empty if all of them are drained or
+        suspended."""
+        out = self.drained | self.suspended.keys()
+        left = frozenset(engine for engine in engines if engine not in out)
         return frozenset(engine for engine in left if self.takes(engine, now)) or left
 
     def sent(self, engine: str, now: float) -> None:
@@ -115,7 +124,10 @@ class OutlierDetection:
         return back
 
     def failed(self, engine: str, now: float) -> bool:
-        """A request has failed at the engine; return whether that has put it out."""
+        """A request has failed at the engine; return whether that has put it out. Nothing is held
+        against an engine that is suspended."""
+        if engine in self.suspended:
+            return False
         self.failures[engine] = self.failures.get(engine, 0) + 1
         if self.tell is not None:
             self.tell(engine, True)

@@ -9,10 +9,13 @@ const [TILE_WIDTH, TILE_LINE, GAP] = [52, 42, 4]; // pixels, as parts.css has th
 
 const OUT = { unreachable: "cannot be reached", silent: "does not answer", stalled: "computes nothing", invalid: "is no engine", unheard: "not heard yet" };
 
+const SUSPENDED = ["asleep", "paused", "scaling"]; // well, and computes nothing until it is told to
+
 /** [sign, word, class] of an engine; the sign is read without colours, too. */
 export function stateOf(row) {
   if (!row.up) return ["✕", OUT[row.state] || "does not answer", "down"];
   if (row.drained) return ["‖", "drained", "drained"];
+  if (SUSPENDED.includes(row.state)) return ["☾", row.state, "drained"];
   if (!["closed", "None", ""].includes(row.breaker)) return ["↯", `ejected (${row.breaker})`, "ejected"];
   if (row.trust === "stale" || row.trust === "blind") return ["?", `cache ${row.trust}`, "unsure"];
   if (row.trust === "partial" || row.trust === "repairing") return ["◐", `cache ${row.trust}`, "partly"];
