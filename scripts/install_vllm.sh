@@ -1,8 +1,7 @@
 #!/bin/sh
 # Makes the environment of real vLLM engines on the CPU: .venv-vllm beside .venv, or where
 # INFERWAY_VLLM_VENV says. Does nothing if that is done already; fails, never skips. Our
-# plugin (structured/) is installed there too, editable, beside vLLM's own versions. What engines of
-# vision models need more is in .venv-vllm-torchvision, which those have in their PYTHONPATH.
+# plugin (structured/) is installed there too, editable, beside vLLM's own versions.
 #
 #   install_vllm.sh          about 3.5 GB, 2 to 6 minutes
 #   INFERWAY_VLLM_PYTHON=…   the interpreter; else a CPython 3.11, then any newer one
@@ -16,7 +15,6 @@ set -eu
 
 VLLM=0.32.0
 TORCH=2.13.0+cpu
-TORCHVISION=0.28.0
 NOT_WANTED='torchvision torchaudio torchcodec'
 WHEELS_OF_TORCH=https://download.pytorch.org/whl/cpu # asked only if pip's own sources lack it
 
@@ -106,28 +104,6 @@ install_plugin() {
     pip install --constraint "$venv/constraints.txt" --editable "$PWD/structured[backends]"
 }
 
-# Beside a CPU torch, torchvision's build for CUDA can be imported where two operators that it lacks
-# then are declared before; vLLM's processors of pictures need no operators.
-torchvision=$venv-torchvision
-install_torchvision() {
-    rm -rf "$torchvision"
-    pip install --no-deps --target "$torchvision" "torchvision==$TORCHVISION" &&
-        cat >"$torchvision/sitecustomize.py" <<'PYTHON'
-import torch
-
-operators = torch.library.Library("torchvision", "DEF")
-for name in "nms", "qnms":
-    operators.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-PYTHON
-}
-
-torchvision_stamp=$torchvision/.installed
-add_torchvision() {
-    [ -f "$torchvision_stamp" ] && [ "$(cat "$torchvision_stamp")" = "$TORCHVISION" ] && return
-    step "installing torchvision $TORCHVISION beside it" install_torchvision
-    echo "$TORCHVISION" >"$torchvision_stamp"
-}
-
 # Which checkout is there, and as which dependencies and entry points.
 plugin_stamp=$venv/.plugin
 plugin_wanted="$PWD/structured $(cksum <structured/pyproject.toml)"
@@ -139,7 +115,6 @@ add_plugin() {
 
 if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ] && "$venv/bin/python" -c '' 2>/dev/null; then
     add_plugin
-    add_torchvision
     exit 0
 fi
 python=$(choose_python)
@@ -158,4 +133,3 @@ step "naming it vllm" name_it_vllm
 step "importing it" check
 echo "$wanted" >"$stamp"
 add_plugin
-add_torchvision

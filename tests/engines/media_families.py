@@ -4,7 +4,7 @@ blocks. Prints a row of each family.
 
     .venv/bin/python -m tests.engines.media_families TORCHVISION [FAMILY ...]
 
-TORCHVISION: the folder that scripts/install_vllm.sh makes beside the engines' environment.
+TORCHVISION: the folder that scripts/install_torchvision.sh makes beside the engines' environment.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 from PIL import Image
 from tests.engines import client
-from tests.engines.engine import MODEL, RealEngine, wait_until_ready
+from tests.engines.engine import MODEL, RealEngine, last_lines, wait_until_ready
 from tests.engines.kv_events import EventListener, events_in
 from tests.engines.tiny_vision import FAMILIES, write_vision_model
 
@@ -92,7 +92,8 @@ def _verdict(engine: RealEngine, events: EventListener, ours: Tokenized, body: A
 
 
 def judged(name: str, torchvision: Path, folder: Path) -> Counter[str]:
-    """Return how many chats of a family are equal. Raises RuntimeError if its engine ends."""
+    """Return how many chats of a family are equal. Raises RuntimeError or OSError if its engine
+    ends."""
     model = write_vision_model(name, folder / name)
     renderer = Renderer()
     key = renderer.get_or_create_tokenizer_key(
@@ -128,9 +129,10 @@ def main() -> None:
         for name in names or FAMILIES:
             try:
                 found = judged(name, Path(torchvision), Path(folder))
-            except RuntimeError as e:
-                print(f"{name:16} does not start: {str(e).splitlines()[-1]}", flush=True)
-                print(e, file=sys.stderr)
+            except (RuntimeError, OSError) as e:
+                print(f"{name:16} does not start, or ends: see stderr", flush=True)
+                log = Path(folder) / f"{name}.log"
+                print(e, *last_lines(log, 60), sep="\n", file=sys.stderr, flush=True)
             else:
                 print(f"{name:16} {dict(found)}", flush=True)
 
