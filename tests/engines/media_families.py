@@ -32,6 +32,7 @@ from inferway.prompts import GetOrCreateTokenizerKeyRequest, ModelPrompts, Rende
 
 VLLM = Path(__file__).parents[2] / ".venv-vllm" / "bin" / "vllm"
 FLAGS = ("--load-format", "dummy", "--enable-prefix-caching", "--trust-remote-code")
+MORE_FLAGS = {"qwen3_5": ("--dtype", "bfloat16")}  # the CPU's kernel of its states takes no other
 NUM_CHATS = 20
 
 Key = list[tuple[str, int]] | None
@@ -101,7 +102,8 @@ def judged(name: str, torchvision: Path, folder: Path) -> Counter[str]:
     )
     prompts = ModelPrompts(renderer, key)
     environment = {"PYTHONPATH": str(torchvision)}
-    engine = RealEngine(VLLM, model, folder / f"{name}.log", FLAGS, environment, alone=True)
+    flags = (*FLAGS, *MORE_FLAGS.get(name, ()))
+    engine = RealEngine(VLLM, model, folder / f"{name}.log", flags, environment, alone=True)
     found: Counter[str] = Counter()
     try:
         engine.start()
@@ -132,7 +134,7 @@ def main() -> None:
             except (RuntimeError, OSError) as e:
                 print(f"{name:16} does not start, or ends: see stderr", flush=True)
                 log = Path(folder) / f"{name}.log"
-                print(e, *last_lines(log, 60), sep="\n", file=sys.stderr, flush=True)
+                print(e, *last_lines(log, 200), sep="\n", file=sys.stderr, flush=True)
             else:
                 print(f"{name:16} {dict(found)}", flush=True)
 
