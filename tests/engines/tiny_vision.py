@@ -20,6 +20,10 @@ _TEMPLATE = (
     "{% else %}PICTURE{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+_OF_TEXT = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -844,6 +848,9 @@ def config_of(name: str) -> dict[str, Any]:
 def write_vision_model(name: str, made: Path) -> Path:
     """Write the tiny model of a family in FAMILIES into the folder `made`, which is not there."""
     family, ids = FAMILIES[name], token_ids(name)
+    # Where pictures are numbered, vLLM writes their text in front of the message's.
+    is_numbered = "{}" in family.picture
+    template = _OF_TEXT if is_numbered else _TEMPLATE.replace("PICTURE", family.picture)
     made.mkdir(parents=True)
     tokenizer = json.loads((_TOKENIZER / "tokenizer.json").read_text())
     tokenizer["model"]["vocab"] |= family.ids
@@ -853,7 +860,7 @@ def write_vision_model(name: str, made: Path) -> Path:
     settings = {
         **json.loads((_TOKENIZER / "tokenizer_config.json").read_text()),
         **family.settings,
-        "chat_template": _TEMPLATE.replace("PICTURE", family.picture),
+        "chat_template": template,
         "additional_special_tokens": list(ids),
         "added_tokens_decoder": added,
     }
@@ -862,6 +869,7 @@ def write_vision_model(name: str, made: Path) -> Path:
         "tokenizer_config.json": settings,
         "config.json": config_of(name),
         "preprocessor_config.json": family.preprocessor,
+        "chat_template.jinja": template,  # processors with one of their own take a file alone
         **family.files,
     }
     for file, content in files.items():
