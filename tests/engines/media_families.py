@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
+import os
 import random
 import sys
 import tempfile
@@ -30,7 +31,7 @@ from inferway.model import MediaSpan, Tokenized
 from inferway.openai_api.requests import ChatRequest
 from inferway.prompts import GetOrCreateTokenizerKeyRequest, ModelPrompts, Renderer
 
-VLLM = Path(__file__).parents[2] / ".venv-vllm" / "bin" / "vllm"
+ROOT = Path(__file__).parents[2]
 FLAGS = ("--load-format", "dummy", "--enable-prefix-caching", "--trust-remote-code")
 MORE_FLAGS = {"qwen3_5": ("--dtype", "bfloat16")}  # the CPU's kernel of its states takes no other
 NUM_CHATS = 20
@@ -103,7 +104,8 @@ def judged(name: str, torchvision: Path, folder: Path) -> Counter[str]:
     prompts = ModelPrompts(renderer, key)
     environment = {"PYTHONPATH": str(torchvision)}
     flags = (*FLAGS, *MORE_FLAGS.get(name, ()))
-    engine = RealEngine(VLLM, model, folder / f"{name}.log", flags, environment, alone=True)
+    vllm = Path(os.environ.get("INFERWAY_VLLM_VENV", ROOT / ".venv-vllm")) / "bin" / "vllm"
+    engine = RealEngine(vllm, model, folder / f"{name}.log", flags, environment, alone=True)
     found: Counter[str] = Counter()
     try:
         engine.start()

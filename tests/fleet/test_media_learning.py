@@ -12,13 +12,14 @@ import msgspec
 import numpy as np
 import pytest
 
-from inferway.config import EngineSettings
+from inferway.config import EngineSettings, ModelSettings
 from inferway.fleet.engine import Engine
 from inferway.fleet.media_learning import MediaLearning
 from inferway.model import Headers, TokenIds
 from inferway.openai_api.requests import ChatRequest
 from inferway.prompts.media.learned import SEVERAL, LearnedRule
 from inferway.prompts.media.rule import Size
+from inferway.prompts.served import ModelSource
 
 TEXT, IMAGE, PAD = 1, 7, 8
 SIZE = Size(40, 30)
@@ -77,12 +78,18 @@ class World:
     urls: tuple[str, ...] = ("http://a:1", "http://b:1")
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
     learning: MediaLearning = field(init=False)
+    source: ModelSource = field(init=False)
+    engines: list[Engine] = field(init=False)
 
     def __post_init__(self) -> None:
-        engines = [(Engine(EngineSettings(url=url), ()), f"m@{url[7]}") for url in self.urls]
-        self.learning = MediaLearning("m", self.client, lambda: engines, self._spawn)  # type: ignore[arg-type]
+        self.source = ModelSource("m", "m", ModelSettings())
+        self.engines = [Engine(EngineSettings(url=url), (), healthy=True) for url in self.urls]
+        self.learning = MediaLearning(self, self.source)  # type: ignore[arg-type]
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def names(self, engine: Engine) -> dict[str, str]:
+        return {self.source.key: f"m@{engine.settings.url[7]}"}
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         self.tasks.append(asyncio.ensure_future(work))
 
     async def want(self, size: Size) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, Protocol
 
 import msgspec
 
@@ -19,7 +19,7 @@ from inferway.openai_api.requests import CHAT, ChatRequest
 from inferway.prompts.media.learned import question
 from inferway.prompts.media.rule import Span
 from inferway.prompts.remote_render_cache import as_ids
-from inferway.prompts.served import LocalPrompts
+from inferway.prompts.served import LocalPrompts, ModelSource
 from inferway_structured.decoding import UNREADABLE
 
 log = logging.getLogger("inferway.remote")
@@ -34,33 +34,35 @@ class _Place(msgspec.Struct):
     length: int
 
 
-class _Features(msgspec.Struct):
+class _MediaFeatures(msgspec.Struct):
     mm_placeholders: dict[str, list[_Place]]
 
 
-class _Rendered(msgspec.Struct):
+class _RenderedChat(msgspec.Struct):
     token_ids: list[int]
-    features: _Features | None = None
+    features: _MediaFeatures | None = None
 
 
-_RENDERED = msgspec.json.Decoder(_Rendered)
+_RENDERED_CHAT = msgspec.json.Decoder(_RenderedChat)
+
+
+class Asker(Protocol):
+    """The way to engines (remote_prompts.RemoteRenderers)."""
+
+    client: EngineClient
+    engines: Sequence[Engine]
+    names: Callable[[Engine], Mapping[str, str]]  # by the key of a model's source
+
+    def spawn(self, work: Coroutine[Any, Any, None], /) -> object:
+        """Run a task beside the requests."""
 
 
 class MediaLearning:
-    """Teaches one model's rule for pictures. `engines` returns those that serve the model, with the
-    names that they know it by; `spawn` runs a task."""
+    """Teaches one model's rule for pictures."""
 
-    def __init__(
-        self,
-        model: str,
-        client: EngineClient,
-        engines: Callable[[], Sequence[tuple[Engine, str]]],
-        spawn: Callable[[Coroutine[Any, Any, None]], object],
-    ) -> None:
-        self._model = model
-        self._client = client
-        self._engines = engines
-        self._spawn = spawn
+    def __init__(self, asker: Asker, source: ModelSource) -> None:
+        self._asker = asker
+        self._model, self._key = source.model, source.key
         self._is_asking = False
         self._not_before = 0.0
 
@@ -70,7 +72,7 @@ class MediaLearning:
             return
         if asyncio.get_running_loop().time() >= self._not_before:
             self._is_asking = True
-            self._spawn(self._ask_all(local))
+            self._asker.spawn(self._ask_all(local))
 
     async def _ask_all(self, local: LocalPrompts) -> None:
         try:
@@ -106,6 +108,11 @@ class MediaLearning:
         self._not_before = asyncio.get_running_loop().time() + PAUSE_SECONDS
         return False
 
+    def _engines(self) -> list[tuple[Engine, str]]:
+        """Return the engines that serve the model, and the names that they know it by."""
+        named = [(each, self._asker.names(each).get(self._key)) for each in self._asker.engines]
+        return [(engine, name) for engine, name in named if name is not None and engine.healthy]
+
     async def _rendered(
         self, engine: Engine, model: str, messages: Sequence[JsonObject]
     ) -> tuple[TokenIds, list[Span]]:
@@ -115,13 +122,13 @@ class MediaLearning:
             {"model": model, "messages": messages, "mm_payload": "none", "max_tokens": 1}
         )
         path = f"{CHAT}/render"
-        status, raw = await self._client.post(
+        status, raw = await self._asker.client.post(
             engine.url, path, body, engine.headers, RENDER_SECONDS
         )
         if status != 200:
             raise UpstreamError(f"{path} answered {status}")
         try:
-            found = await asyncio.to_thread(_RENDERED.decode, raw)
+            found = await asyncio.to_thread(_RENDERED_CHAT.decode, raw)
         except UNREADABLE as e:
             raise UpstreamError(f"{path}: its answer cannot be read") from e
         places = {} if found.features is None else found.features.mm_placeholders

@@ -211,13 +211,6 @@ class RenderSites:
                 return site
         return None
 
-    def engines(self) -> list[tuple[Engine, str]]:
-        """Return the engines that serve the model, and the names that they know it by."""
-        named = [
-            (each, self._renderers.names(each).get(self._key)) for each in self._renderers.engines
-        ]
-        return [(engine, name) for engine, name in named if name is not None and engine.healthy]
-
     def _live(self, now: float) -> list[Site]:
         live = []
         for engine in self._renderers.engines:
@@ -377,9 +370,7 @@ class RemotePrompts:
         self.budget_seconds = renderers.budget_seconds
         self._wall_clock = renderers.wall_clock
         self._flights: dict[bytes, _Flight] = {}
-        self._media = MediaLearning(
-            self.model, renderers.client, self._sites.engines, renderers.spawn
-        )
+        self._media = MediaLearning(renderers, source)
 
     def forget(self, engine: Engine) -> None:
         """Forget how the engine renders, and what any engine has rendered."""

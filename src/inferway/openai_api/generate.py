@@ -78,15 +78,17 @@ class GenerateRequest(ReadBody, frozen=True, kw_only=True, eq=False):
 def media_spans(features: Any, num_tokens: int) -> list[MediaSpan]:
     """Return the media of a prompt of so many tokens, by the `features` of a body. Raises
     RenderError for what cannot be read: the engine says what is wrong."""
-    spans: list[MediaSpan] = []
+    if features is None:
+        return []
     try:
-        of_all = features["mm_placeholders"].items() if features is not None else ()
-        for modality, places in of_all:
-            for name, place in zip(features["mm_hashes"][modality], places, strict=True):
-                offset, length = lax_int(place["offset"]), lax_int(place["length"])
-                if not isinstance(name, str) or not 0 <= offset <= offset + length <= num_tokens:
-                    raise ValueError
-                spans.append(MediaSpan(name, offset, length))
+        spans = [
+            MediaSpan(name, lax_int(place["offset"]), lax_int(place["length"]))
+            for modality, places in features["mm_placeholders"].items()
+            for name, place in zip(features["mm_hashes"][modality], places, strict=True)
+        ]
     except (AttributeError, KeyError, TypeError, ValueError) as e:
         raise RenderError("features: they cannot be read", reason=Reason.MEDIA) from e
+    for name, offset, length in spans:
+        if not isinstance(name, str) or not 0 <= offset <= offset + length <= num_tokens:
+            raise RenderError("features: a place is not in the prompt", reason=Reason.MEDIA)
     return sorted(spans, key=lambda span: span.offset)

@@ -117,7 +117,7 @@ class ModelPrompts:
 
     @property
     def media(self) -> ChatMedia:
-        """What is known of the media of the model's chats."""
+        """The reader of pictures and other media in the model's chats."""
         return self._media
 
     @property

@@ -65,7 +65,7 @@ class LocalPrompts(PromptSource, Protocol):
     def chat_fault(self) -> RenderError | None: ...
     @property
     def media(self) -> ChatMedia:
-        """What is known of the media of the model's chats."""
+        """The reader of pictures and other media in the model's chats."""
 
     async def before_expansion(self, body: ChatRequest) -> TokenIds:
         """The tokens that a chat has before its pictures are put in. Raises RenderError."""

@@ -1,4 +1,4 @@
-"""Whether an engine has made of a chat's pictures the tokens that are believed of them.
+"""A proof that an engine has made of a chat's pictures the tokens that are believed of them.
 
 The answer's `prompt_tokens` says so. Of a stream without usage is looked up, once the engine's
 events must have come, whether the engine holds a block with a picture as it holds those before it.
