@@ -84,7 +84,12 @@ async def world(
     may_reach: Callable[[str], bool] = anywhere, most_bytes: int = 1 << 20, **settings: Any
 ) -> AsyncIterator[tuple[Pictures, MediaFetch]]:
     """A server, and a gateway's fetches from `localhost`."""
-    given = {"fetch_domains": ["localhost"], "fetch_bytes": 100_000, **settings}
+    given = {
+        "fetch_domains": ["localhost"],
+        "fetch_bytes": 100_000,
+        "fetch_seconds": 60.0,  # a busy machine may take its time
+        **settings,
+    }
     fetch = MediaFetch(MediaSettings(**given), may_reach, most_bytes)
     async with Pictures().open() as server:
         try:
