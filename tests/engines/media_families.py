@@ -18,13 +18,14 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
 from tests.engines import client
 from tests.engines.engine import MODEL, RealEngine, last_lines, wait_until_ready
-from tests.engines.kv_events import EventListener, events_in
+from tests.engines.kv_events import EventListener, Frames, events_in
 from tests.engines.tiny_vision import FAMILIES, write_vision_model
 
 from inferway.model import MediaSpan, Tokenized
@@ -34,6 +35,7 @@ from inferway.prompts import GetOrCreateTokenizerKeyRequest, ModelPrompts, Rende
 ROOT = Path(__file__).parents[2]
 FLAGS = ("--load-format", "dummy", "--enable-prefix-caching", "--trust-remote-code")
 MORE_FLAGS = {"qwen3_5": ("--dtype", "bfloat16")}  # the CPU's kernel of its states takes no other
+WHOLE = {"full_attention", "mla_attention"}  # kinds of layers that keep all blocks
 NUM_CHATS = 20
 
 Key = list[tuple[str, int]] | None
@@ -78,8 +80,7 @@ def _verdict(engine: RealEngine, events: EventListener, ours: Tokenized, body: A
     [ids] = ours.token_ids
     if answer.json["prompt_token_ids"] != ids.tolist():
         return "other ids"
-    stored = [e for e in events_in(events.messages_until_quiet(1)) if e["type"] == "BlockStored"]
-    stored = [e for e in stored if e.get("group_idx") in (None, 0)]
+    stored = _stored(events, len(ids))
     tokens = [token for e in stored for token in e["token_ids"]]
     if not tokens or tokens != ids.tolist()[: len(tokens)]:
         return "other blocks"
@@ -91,6 +92,24 @@ def _verdict(engine: RealEngine, events: EventListener, ours: Tokenized, body: A
     ]
     same = theirs == keys(ours.media, len(theirs), block_size)
     return "equal" if same else "other keys"
+
+
+def _stored(events: EventListener, num_tokens: int) -> list[dict[str, Any]]:
+    """Return the events of a prompt's full blocks, those of layers that keep them all."""
+    found: list[dict[str, Any]] = []
+
+    def is_whole(messages: list[Frames]) -> bool:
+        found[:] = [
+            e
+            for e in events_in(messages)
+            if e["type"] == "BlockStored" and e["kv_cache_spec_kind"] in WHOLE
+        ]
+        missing = num_tokens - sum(len(e["token_ids"]) for e in found)
+        return bool(found) and missing < found[0]["block_size"]
+
+    with suppress(TimeoutError):
+        events.messages(is_whole)
+    return found
 
 
 def judged(name: str, torchvision: Path, folder: Path) -> Counter[str]:

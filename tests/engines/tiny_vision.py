@@ -526,7 +526,7 @@ FAMILIES: Mapping[str, Family] = {
         _config(
             "LlavaForConditionalGeneration",
             "llava",
-            text_config=_text(model_type="mistral"),
+            text_config=_text(model_type="mistral", sliding_window=None),
             vision_config={**_PIXTRAL, "image_size": 1024, "patch_size": 16},
             image_seq_length=1,
             image_token_index="[IMG]",
@@ -547,7 +547,7 @@ FAMILIES: Mapping[str, Family] = {
         _config(
             "Mistral3ForConditionalGeneration",
             "mistral3",
-            text_config=_text(model_type="mistral"),
+            text_config=_text(model_type="mistral", sliding_window=None),
             vision_config={**_PIXTRAL, "image_size": 1540, "patch_size": 14},
             image_token_index="[IMG]",
             spatial_merge_size=2,
