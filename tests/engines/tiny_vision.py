@@ -590,7 +590,11 @@ FAMILIES: Mapping[str, Family] = {
 
 def write_vision_model(name: str, made: Path) -> Path:
     """Write the tiny model of a family in FAMILIES into the folder `made`, which is not there."""
-    family = FAMILIES[name]
+    return write_model(FAMILIES[name], made)
+
+
+def write_model(family: Family, made: Path) -> Path:
+    """Write the tiny model of a family into the folder `made`, which is not there."""
     made.mkdir(parents=True)
     ids = {token: _NUM_TOKENS + i for i, token in enumerate(family.tokens)}
     tokenizer = json.loads((_TOKENIZER / "tokenizer.json").read_text())

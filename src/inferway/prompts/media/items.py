@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 from inferway.model import MediaName
 from inferway.prompts.chat.conversation import is_media
 from inferway.prompts.media.picture import UnknownPictureError, size_of
-from inferway.prompts.media.rule import Size
+from inferway.prompts.media.rule import Size, Sound
+from inferway.prompts.media.sound import UnknownSoundError, sound_of
 
 JsonObject = dict[str, Any]
 
@@ -41,14 +42,14 @@ _TYPES = {**MODALITIES, "input_image": "image"}
 
 class MediaItem(NamedTuple):
     """An item of a chat: the part `part` of the content of message `message`, from 0. `name` is the
-    uuid that the engine is to get; None: the part's own, if any. `size` is a picture's; None: it is
-    not known."""
+    uuid that the engine is to get; None: the part's own, if any. `size` is a picture's, or a
+    sound's length; None: it is not known."""
 
     message: int
     part: int
     modality: Any  # whatever stands there as its type
     name: str | None = None
-    size: Size | None = None
+    size: Size | Sound | None = None
     num_bytes: int = 0  # of its content, in base64
 
 
@@ -73,7 +74,9 @@ class MediaItems:
     from then on: what it stood for is remembered. Any thread may call it."""
 
     def __init__(self) -> None:
-        self._named: OrderedDict[tuple[str | None, str], tuple[str, Size | None]] = OrderedDict()
+        self._named: OrderedDict[tuple[str | None, str], tuple[str, Size | Sound | None]] = (
+            OrderedDict()
+        )
 
     def of(self, messages: Iterable[JsonObject], cache_salt: str | None) -> list[MediaItem]:
         """Return the items in the order in which engines number them. `cache_salt` is the
@@ -96,15 +99,12 @@ class MediaItems:
             return MediaItem(i, j, kind) if known is None else MediaItem(i, j, kind, *known)
         if content[:5].lower() != "data:":
             return MediaItem(i, j, kind)
-        name, size = _digest(content, cache_salt), None
-        if kind == "image":
-            with suppress(UnknownPictureError):  # the engine says what is wrong with it
-                size = size_of(content)
+        name, size = _digest(content, cache_salt), _size(kind, content)
         if uuid is not None:
             self._remember((cache_salt, str(uuid)), (name, size))
         return MediaItem(i, j, kind, name, size, len(content))
 
-    def _remember(self, key: tuple[str | None, str], item: tuple[str, Size | None]) -> None:
+    def _remember(self, key: tuple[str | None, str], item: tuple[str, Size | Sound | None]) -> None:
         self._named[key] = item
         while len(self._named) > MOST_REMEMBERED:
             try:
@@ -123,6 +123,15 @@ def _content(part: JsonObject) -> str | None:
     sound = part.get("input_audio")
     if isinstance(sound, dict) and isinstance(sound.get("data"), str):
         return f"data:audio/{sound.get('format')};base64,{sound['data']}"
+    return None
+
+
+def _size(kind: Any, content: str) -> Size | Sound | None:
+    with suppress(UnknownPictureError, UnknownSoundError):  # the engine says what is wrong with it
+        if kind == "image":
+            return size_of(content)
+        if kind == "audio":
+            return sound_of(content)
     return None
 
 
