@@ -158,9 +158,7 @@ class ChatMedia:
             return None
         taken, (ids, spans) = found
         reason = Reason.KV_AWARE if len(taken) == len(items) else Reason.MEDIA_PREFIX
-        media = [
-            MediaSpan(item.name or "", *span) for item, span in zip(taken, spans, strict=True)
-        ]
+        media = [MediaSpan(item.name or "", *span) for item, span in zip(taken, spans, strict=True)]
         return Tokenized([ids], reason, media)
 
     def _rules_for(self, items: Sequence[MediaItem]) -> dict[str, MediaRule]:
