@@ -836,7 +836,10 @@ FAMILIES: Mapping[str, Family] = {
 
 def token_ids(name: str) -> dict[str, int]:
     """Return the ids of the tokens that a family has beside SmolLM2's."""
-    family = FAMILIES[name]
+    return _token_ids(FAMILIES[name])
+
+
+def _token_ids(family: Family) -> dict[str, int]:
     return {token: _NUM_TOKENS + i for i, token in enumerate(family.tokens)} | dict(family.ids)
 
 
@@ -847,7 +850,12 @@ def config_of(name: str) -> dict[str, Any]:
 
 def write_vision_model(name: str, made: Path) -> Path:
     """Write the tiny model of a family in FAMILIES into the folder `made`, which is not there."""
-    family, ids = FAMILIES[name], token_ids(name)
+    return write_model(FAMILIES[name], made)
+
+
+def write_model(family: Family, made: Path) -> Path:
+    """Write the tiny model of a family into the folder `made`, which is not there."""
+    ids = _token_ids(family)
     # Where pictures are numbered, vLLM writes their text in front of the message's.
     is_numbered = "{}" in family.picture
     template = _OF_TEXT if is_numbered else _TEMPLATE.replace("PICTURE", family.picture)
@@ -867,7 +875,7 @@ def write_vision_model(name: str, made: Path) -> Path:
     files = {
         "tokenizer.json": tokenizer,
         "tokenizer_config.json": settings,
-        "config.json": config_of(name),
+        "config.json": _with_ids(family.config, ids),
         "preprocessor_config.json": family.preprocessor,
         "chat_template.jinja": template,  # processors with one of their own take a file alone
         **family.files,

@@ -12,7 +12,7 @@ from inferway.prompts.chat.chat_template import ChatTemplate
 from inferway.prompts.files.model_files import GPT_OSS, ModelFiles, model_files
 from inferway.prompts.files.model_processes import OutsideEncoder
 from inferway.prompts.files.raw_files import RawFiles, template_source
-from inferway.prompts.media.families import rule_of
+from inferway.prompts.media.families import rule_of, sound_rule_of
 from inferway.prompts.media.rule import MediaModel
 from inferway.prompts.tokenizer.tokenizer import Tokenizer
 
@@ -47,15 +47,14 @@ class LoadedModel:
         self.own_renderer = files.own_renderer
         self.media_first = files.media_first
         self.tokenizer = Tokenizer(files.tokenizer, outside)
-        self.media_rule = rule_of(
-            MediaModel(
-                files.tokenizer.model_config,
-                files.processor,
-                self._token_id,
-                self._ids,
-                self.tokenizer.decode,
-            )
+        model = MediaModel(
+            files.tokenizer.model_config,
+            files.processor,
+            self._token_id,
+            self._ids,
+            self.tokenizer.decode,
         )
+        self.media_rule, self.sound_rule = rule_of(model), sound_rule_of(model)
         self.render_time = RenderTime()
         self._sources = files.templates
         self._named = files.templates if files.names_templates else {}

@@ -83,7 +83,9 @@ class ModelPrompts:
     ) -> None:
         self._renderer = renderer
         self._model = renderer.loaded(key)
-        self._media = ChatMedia(self._model.tokenizer, self._model.media_rule)
+        self._media = ChatMedia(
+            self._model.tokenizer, self._model.media_rule, self._model.sound_rule
+        )
         self.max_model_len = max_model_len
         self._least_model_len = max_model_len  # where engines differ, that of the least
         self._rules = OLDER_RULES

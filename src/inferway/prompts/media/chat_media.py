@@ -1,10 +1,11 @@
-"""A chat with pictures -> its token ids, and the place and name of each picture in them."""
+"""A chat with pictures or sounds -> its token ids, and the place and name of each of them."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import msgspec
@@ -14,9 +15,10 @@ from inferway.model import MediaSpan, Reason, TokenIds, Tokenized
 from inferway.openai_api.requests import ChatRequest
 from inferway.prompts.chat.content_format import ContentFormat
 from inferway.prompts.chat.conversation import is_media
-from inferway.prompts.media.items import MediaItem, MediaItems, names_of
+from inferway.prompts.media.items import MediaItem, MediaItems, modality, names_of
 from inferway.prompts.media.learned import LearnedRule
-from inferway.prompts.media.rule import MediaRule, expanded, places
+from inferway.prompts.media.rule import MediaRule, Size, expanded, places
+from inferway.prompts.media.several import Known, in_order, tokens_of
 from inferway.prompts.media.text_before import as_parts, text_before_media, unknown, written
 from inferway.prompts.tokenizer.tokenizer import Tokenizer
 
@@ -38,13 +40,17 @@ class _Chat:
 
 
 class ChatMedia:
-    """The media of one model's chats. `rule`: how its engines write pictures; None: it is not
-    known, and a chat is known up to its first media item. Any thread may call it."""
+    """The media of one model's chats. `rule`: how its engines write pictures, `sound_rule`: and
+    sounds; None: it is not known, and a chat is known up to its first media item. Any thread may
+    call it."""
 
-    def __init__(self, tokenizer: Tokenizer, rule: MediaRule | None) -> None:
-        self.learned = LearnedRule()  # for models without a rule of their own
+    def __init__(
+        self, tokenizer: Tokenizer, rule: MediaRule | None, sound_rule: MediaRule | None = None
+    ) -> None:
+        self.learned = LearnedRule()  # for models without a rule for pictures
         self._tokenizer = tokenizer
         self._own_rule = rule
+        self._sound_rule = sound_rule
         self._items = MediaItems()
         self._doubts = 0  # in a row
 
@@ -79,15 +85,15 @@ class ChatMedia:
             self.drop_rule(f"of {_MOST_DOUBTS} chats in a row no engine holds a block of a picture")
 
     def drop_rule(self, why: str) -> None:
-        """Believe the rule no more, because an engine has contradicted it; said once."""
-        if self._rule is None:
+        """Believe the rules no more, because an engine has contradicted one; said once."""
+        if self._rule is None and self._sound_rule is None:
             return
-        self._own_rule = None
+        self._own_rule = self._sound_rule = None
         self.learned.end()
         log.error(
-            "the rule for pictures of this model is wrong, and dropped: %s; from now on chats are"
-            " known up to their first picture (reason media-prefix). Fix: restart the gateway once"
-            " its version of the rule is that of the engines",
+            "the rule for media of this model is wrong, and dropped: %s; from now on chats are"
+            " known up to their first picture or sound (reason media-prefix). Fix: restart the"
+            " gateway once its version of the rule is that of the engines",
             why,
         )
 
@@ -107,7 +113,7 @@ class ChatMedia:
         try:
             if is_cut:
                 raise RenderError("the prompt is cut at its start", reason=Reason.MEDIA)
-            found = self._with_pictures(_Chat(body, items, content_format, render))
+            found = self._with_media(_Chat(body, items, content_format, render))
             if found is None:
                 found = Tokenized(
                     [self._before_media(body, content_format, render)], Reason.MEDIA_PREFIX
@@ -130,64 +136,74 @@ class ChatMedia:
             raise RenderError("nothing is known before the first media part", reason=Reason.MEDIA)
         return ids
 
-    def _with_pictures(self, chat: _Chat) -> Tokenized | None:
-        """Return the chat up to the first picture whose tokens are not known; None if the rule says
+    def _with_media(self, chat: _Chat) -> Tokenized | None:
+        """Return the chat up to the first item whose tokens are not known; None if the rules say
         nothing of it."""
         body, items = chat.body, chat.items
         if self._own_rule is None and chat.content_format == "openai":
             for each in items:
-                if each.size is not None:
+                if isinstance(each.size, Size):
                     self.learned.want(each.size)
-        rule = self._rule
-        if rule is None or body.mm_processor_kwargs or body.media_io_kwargs:
-            return None
-        if any(each.modality != "image" for each in items):
+        rules = self._rules_for(items)
+        if not rules or body.mm_processor_kwargs or body.media_io_kwargs:
             return None
         ids = self._tokenizer.encode(
-            self._text(chat, rule), add_special_tokens=bool(body.add_special_tokens)
+            self._text(chat, rules), add_special_tokens=bool(body.add_special_tokens)
         )
-        known = self._num_known(items, rule)
-        reason = Reason.KV_AWARE
-        if known < len(items):
+        if len(rules) > 1:
+            found = in_order(ids, items, rules)
+        else:
+            found = self._of_one_kind(ids, items, rules[items[0].modality])
+        if found is None or not len(found[1][0]):
+            return None
+        taken, (ids, spans) = found
+        reason = Reason.KV_AWARE if len(taken) == len(items) else Reason.MEDIA_PREFIX
+        media = [MediaSpan(item.name or "", *span) for item, span in zip(taken, spans, strict=True)]
+        return Tokenized([ids], reason, media)
+
+    def _rules_for(self, items: Sequence[MediaItem]) -> dict[str, MediaRule]:
+        """Return the rules for all modalities of these items; none if one has no rule."""
+        rules: dict[str, MediaRule] = {}
+        for kind, rule in (("image", self._rule), ("audio", self._sound_rule)):
+            if rule is not None and any(each.modality == kind for each in items):
+                rules[kind] = rule
+        return rules if all(each.modality in tuple(rules) for each in items) else {}
+
+    def _of_one_kind(
+        self, ids: TokenIds, items: Sequence[MediaItem], rule: MediaRule
+    ) -> Known | None:
+        """Return the items up to the first one whose tokens are not known, and the prompt up to
+        there; None if they have no places."""
+        known = next((n for n, item in enumerate(items) if tokens_of(item, rule) is None), None)
+        if known is not None:
             targets = places(ids, rule.target, len(items))
             if len(targets) <= known or rule.finish is not None:
                 return None
-            ids, reason = ids[: targets[known].offset], Reason.MEDIA_PREFIX
-        sizes = [each.size for each in items[:known] if each.size is not None]
-        found = expanded(ids, sizes, rule)
-        if found is None or not len(found[0]):
-            return None
-        spans = [
-            MediaSpan(item.name or "", *span)
-            for item, span in zip(items[:known], found[1], strict=True)
-        ]
-        return Tokenized([found[0]], reason, spans)
+            ids, items = ids[: targets[known].offset], items[:known]
+        made = expanded(ids, [each.size for each in items if each.size is not None], rule)
+        return None if made is None else (items, made)
 
-    def _num_known(self, items: Sequence[MediaItem], rule: MediaRule) -> int:
-        """Return how many of the first items have known tokens."""
-        for number, item in enumerate(items):
-            if item.name is None or item.size is None or rule.expand(item.size) is None:
-                return number
-        return len(items)
-
-    def _text(self, chat: _Chat, rule: MediaRule) -> str:
-        """Return the text that the engine tokenizes, with a placeholder for each picture. Raises
+    def _text(self, chat: _Chat, rules: Mapping[str, MediaRule]) -> str:
+        """Return the text that the engine tokenizes, with a placeholder for each item. Raises
         RenderError for a chat that it refuses."""
         if chat.content_format == "openai":
             return written(chat.body, chat.render, as_parts)
-        numbers = iter(range(1, len(chat.items) + 1))
+        numbered = {name: map(rule.placeholder.format, count(1)) for name, rule in rules.items()}
 
         def in_front(parts: list[Any]) -> list[Any]:
-            return _placeholders_in_front(parts, rule.placeholder, numbers)
+            return _placeholders_in_front(parts, numbered)
 
         return written(chat.body, chat.render, in_front)
 
 
-def _placeholders_in_front(parts: list[Any], placeholder: str, numbers: Any) -> list[Any]:
+def _placeholders_in_front(parts: list[Any], numbered: Mapping[str, Iterator[str]]) -> list[Any]:
     """Return a message's parts as vLLM joins them for a template that takes text: placeholders that
     its text lacks stand in front (renderers/chat_utils.py, `_get_full_multimodal_text_prompt`)."""
     texts = [part for part in parts if not is_media(part)]
-    wanted = [placeholder.format(next(numbers)) for part in parts if is_media(part)]
+    kinds = [modality(part) for part in parts if is_media(part)]
+    wanted = [
+        next(numbered[kind]) for first in dict.fromkeys(kinds) for kind in kinds if kind == first
+    ]
     text = "\n".join(
         [part if isinstance(part, str) else str(part.get("text") or "") for part in texts]
     )
@@ -195,6 +211,6 @@ def _placeholders_in_front(parts: list[Any], placeholder: str, numbers: Any) -> 
     for each in dict.fromkeys(wanted):
         more = wanted.count(each) - text.count(each)
         if more < 0:
-            raise unknown(f"a text has more {each!r} than pictures, which engines refuse")
+            raise unknown(f"a text has more {each!r} than media, which engines refuse")
         missing += [each] * more
     return [*missing, *texts]

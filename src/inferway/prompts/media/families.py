@@ -15,11 +15,14 @@ from inferway.prompts.media import (
     llava_next,
     phi_4,
     pixtral,
+    qwen_audio,
     qwen_vl,
 )
 from inferway.prompts.media.rule import MediaModel, MediaRule
 
-_FAMILIES: Mapping[str, Callable[[MediaModel], MediaRule | None]] = {
+_Rules = Mapping[str, Callable[[MediaModel], MediaRule | None]]
+
+_FAMILIES: _Rules = {
     "DeepseekOCRForCausalLM": deepseek_ocr.rule,
     "Gemma3ForConditionalGeneration": gemma_3.rule,
     "Glm4vForConditionalGeneration": glm.rule,
@@ -34,19 +37,38 @@ _FAMILIES: Mapping[str, Callable[[MediaModel], MediaRule | None]] = {
     "Mistral3ForConditionalGeneration": pixtral.rule_of_mistral_3,
     "Phi4MMForCausalLM": phi_4.rule,
     "Qwen2VLForConditionalGeneration": qwen_vl.rule,
+    "Qwen2_5OmniForConditionalGeneration": qwen_vl.rule_of_omni,
+    "Qwen2_5OmniModel": qwen_vl.rule_of_omni,
     "Qwen2_5_VLForConditionalGeneration": qwen_vl.rule,
+    "Qwen3OmniMoeForConditionalGeneration": qwen_vl.rule,
     "Qwen3VLForConditionalGeneration": qwen_vl.rule,
     "Qwen3VLMoeForConditionalGeneration": qwen_vl.rule,
     "Qwen3_5ForConditionalGeneration": qwen_vl.rule,
     "Qwen3_5MoeForConditionalGeneration": qwen_vl.rule,
 }
 
+_OF_SOUNDS: _Rules = {
+    "Qwen2AudioForConditionalGeneration": qwen_audio.rule,
+    "Qwen2_5OmniForConditionalGeneration": qwen_audio.rule_of_omni,
+    "Qwen2_5OmniModel": qwen_audio.rule_of_omni,
+    "Qwen3OmniMoeForConditionalGeneration": qwen_audio.rule_of_omni_3,
+}
+
 
 def rule_of(model: MediaModel) -> MediaRule | None:
-    """Return the rule of a model; None if its family has none here, or its files lack what the
-    rule needs."""
+    """Return the rule of a model for pictures; None if its family has none here, or its files lack
+    what the rule needs."""
+    return _made(_FAMILIES, model)
+
+
+def sound_rule_of(model: MediaModel) -> MediaRule | None:
+    """Return the rule of a model for sounds; None as for pictures."""
+    return _made(_OF_SOUNDS, model)
+
+
+def _made(rules: _Rules, model: MediaModel) -> MediaRule | None:
     architectures = model.config.get("architectures") or [""]
-    family = _FAMILIES.get(architectures[0])
+    family = rules.get(architectures[0])
     if family is None:
         return None
     try:

@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 from inferway.model import MediaName
 from inferway.prompts.chat.conversation import is_media
 from inferway.prompts.media.picture import UnknownPictureError, size_of
-from inferway.prompts.media.rule import Size
+from inferway.prompts.media.rule import Size, Sound
+from inferway.prompts.media.sound import UnknownSoundError, sound_of
 
 JsonObject = dict[str, Any]
 
@@ -46,14 +47,14 @@ _DIGEST = re.compile("[0-9a-f]{64}")  # names that are given here
 
 class MediaItem(NamedTuple):
     """An item of a chat: the part `part` of the content of message `message`, from 0. `name` is the
-    uuid that the engine is to get; None: the part's own, if any. `size` is a picture's; None: it is
-    not known."""
+    uuid that the engine is to get; None: the part's own, if any. `size` is a picture's, or a
+    sound's length; None: it is not known."""
 
     message: int
     part: int
     modality: Any  # whatever stands there as its type
     name: str | None = None
-    size: Size | None = None
+    size: Size | Sound | None = None
     num_bytes: int = 0  # of its content, in base64
     url: str | None = None  # of a picture whose bytes are elsewhere
 
@@ -81,7 +82,7 @@ class MediaItems:
     from then on: what it stood for is remembered. Any thread may call it."""
 
     def __init__(self) -> None:
-        self._named: OrderedDict[str | None, tuple[str, Size | None]] = OrderedDict()
+        self._named: OrderedDict[str | None, tuple[str, Size | Sound | None]] = OrderedDict()
 
     def of(self, messages: Iterable[JsonObject], cache_salt: str | None) -> list[MediaItem]:
         """Return the items in the order in which engines number them. `cache_salt` is the
@@ -108,15 +109,12 @@ class MediaItems:
             return MediaItem(i, j, kind, name, url=url)
         # the bytes of a video, named as a picture, are not the same input
         name = _digest(content if kind == "image" else f"{kind}:{content}", cache_salt)
-        size = None
-        if kind == "image":
-            with suppress(UnknownPictureError):  # the engine says what is wrong with it
-                size = size_of(content)
+        size = _size(kind, content)
         if key is not None:
             self._remember(key, (name, size))
         return MediaItem(i, j, kind, name, size, len(content))
 
-    def _remember(self, key: str, item: tuple[str, Size | None]) -> None:
+    def _remember(self, key: str, item: tuple[str, Size | Sound | None]) -> None:
         self._named[key] = item
         while len(self._named) > MOST_REMEMBERED:
             try:
@@ -143,6 +141,15 @@ def _content(part: JsonObject) -> object:
     if field in ("image_url", "audio_url", "video_url"):
         return (value.get("url") or None) if isinstance(value, dict) else value
     return _UNNAMED
+
+
+def _size(kind: Any, content: str) -> Size | Sound | None:
+    with suppress(UnknownPictureError, UnknownSoundError):  # the engine says what is wrong with it
+        if kind == "image":
+            return size_of(content)
+        if kind == "audio":
+            return sound_of(content)
+    return None
 
 
 def _digest(content: str, cache_salt: str | None) -> str:

@@ -35,7 +35,7 @@ class UnknownPictureError(Exception):
 def size_of(url: str) -> Size:
     """Return the size of the picture in a data URL. Raises UnknownPictureError."""
     try:
-        file = Base64File(url, _data_at(url))
+        file = Base64File(url, data_at(url))
         is_riff = file.read(4) == b"RIFF"
         (width, height), info = _webp(file) if is_riff else _opened(file)
         is_sideways = _orientation(info) in _SIDEWAYS
@@ -48,7 +48,7 @@ def size_of(url: str) -> Size:
     return Size(height, width) if is_sideways else Size(width, height)
 
 
-def _data_at(url: str) -> int:
+def data_at(url: str) -> int:
     """Return where the base64 of a data URL begins (vLLM 0.32, multimodal/media/connector.py)."""
     comma = url.find(",")
     if comma < 0 or not url[:comma].endswith(";base64"):

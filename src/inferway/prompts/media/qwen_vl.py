@@ -1,5 +1,5 @@
-"""Qwen2-VL, 2.5-VL, 3-VL and 3.5: a picture becomes as many `<|image_pad|>` as it has merged
-patches.
+"""Qwen2-VL, 2.5-VL, 3-VL, 3.5, 2.5-Omni and 3-Omni: a picture becomes as many `<|image_pad|>` as it
+has merged patches.
 
 Sources: transformers 5.19, models/qwen2_vl/image_processing_qwen2_vl.py (`smart_resize`); vLLM
 0.32, model_executor/models/qwen2_vl.py and qwen3_vl.py (`_get_prompt_updates`).
@@ -11,13 +11,21 @@ import math
 
 from inferway.prompts.media.rule import MediaModel, MediaRule, Size, resizes_with
 
-_TOKEN = "<|image_pad|>"
 _MOST_ASPECT = 200  # the processor refuses pictures that are longer in one direction
 
 
 def rule(model: MediaModel) -> MediaRule | None:
     """Return the rule of a model of the family."""
-    token, processor = model.token_id(_TOKEN), model.processor
+    return _rule(model, "<|image_pad|>")
+
+
+def rule_of_omni(model: MediaModel) -> MediaRule | None:
+    """Return the rule of a Qwen2.5-Omni, whose token has another name."""
+    return _rule(model, "<|IMAGE|>")
+
+
+def _rule(model: MediaModel, name: str) -> MediaRule | None:
+    token, processor = model.token_id(name), model.processor
     if token is None or not resizes_with(processor, "Qwen2VLImageProcessor"):
         return None
     size = processor.get("size") or {}
@@ -30,7 +38,7 @@ def rule(model: MediaModel) -> MediaRule | None:
             return None
         return [token] * _patches(size, factor, least, most)
 
-    return MediaRule("<|vision_start|><|image_pad|><|vision_end|>", (token,), expand)
+    return MediaRule(f"<|vision_start|>{name}<|vision_end|>", (token,), expand)
 
 
 def _patches(size: Size, factor: int, least: int, most: int) -> int:

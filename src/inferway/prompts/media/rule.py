@@ -1,4 +1,5 @@
-"""A rule says which tokens an engine puts in place of a picture: they follow from its size.
+"""A rule says which tokens an engine puts in place of a picture: they follow from its size, and
+those of a sound from its length.
 
 vLLM (0.32, multimodal/processing/processor.py) renders and tokenizes a chat with one placeholder
 for each picture, and then replaces the tokens of each placeholder (`PromptReplacement`). A family
@@ -7,7 +8,7 @@ of models is one module here, with `rule(model)`; families.py lists them by arch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -23,6 +24,13 @@ class Size(NamedTuple):
 
     width: int
     height: int
+
+
+class Sound(NamedTuple):
+    """The length of a sound: its samples, of one channel, and how many of them are a second."""
+
+    num_samples: int
+    rate: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +58,7 @@ Target = tuple[int, ...] | Callable[[int], tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class MediaRule:
-    """The way in which the engines of one model write pictures into a prompt.
+    """The way in which the engines of one model write pictures, or sounds, into a prompt.
 
     `placeholder` is the text that vLLM writes for a picture where the template takes text
     (`get_placeholder_str`; `{}` in it is the picture's number, from 1); empty if it writes nothing.
@@ -63,7 +71,7 @@ class MediaRule:
 
     placeholder: str
     target: Target
-    expand: Callable[[Size], Sequence[int] | None]
+    expand: Callable[[Any], Sequence[int] | None]  # of a Size, or of a Sound
     finish: Callable[[Expanded], Expanded | None] | None = None
     by_text: Callable[[TokenIds, int], Expanded | None] | None = None
 
@@ -74,7 +82,7 @@ def resizes_with(processor: JsonObject, name: str) -> bool:
     return given == name and processor.get("do_resize", True) is True
 
 
-def expanded(ids: TokenIds, sizes: Sequence[Size], rule: MediaRule) -> Expanded | None:
+def expanded(ids: TokenIds, sizes: Sequence[Size | Sound], rule: MediaRule) -> Expanded | None:
     """Return the prompt with all pictures in it, and the place of each; None if it is not known.
 
     As the engine does it, the n-th picture takes the n-th place of the target: text of a client
@@ -86,11 +94,19 @@ def expanded(ids: TokenIds, sizes: Sequence[Size], rule: MediaRule) -> Expanded 
         if anew is None:
             return None
         ids, found = anew
+    made = replaced(ids, found, map(rule.expand, sizes))
+    return made if made is None or rule.finish is None else rule.finish(made)
+
+
+def replaced(
+    ids: TokenIds, found: Sequence[Span], expansions: Iterable[Sequence[int] | None]
+) -> Expanded | None:
+    """Return the prompt with tokens in place of those at the first of these places, and where they
+    are then; None if they are not known."""
     pieces: list[Sequence[int] | TokenIds] = []
     spans: list[Span] = []
     end, length = 0, 0
-    for size, place in zip(sizes, found, strict=False):
-        tokens = rule.expand(size)
+    for tokens, place in zip(expansions, found, strict=False):
         if tokens is None:
             return None
         pieces += [ids[end : place.offset], tokens]
@@ -98,8 +114,7 @@ def expanded(ids: TokenIds, sizes: Sequence[Size], rule: MediaRule) -> Expanded 
         spans.append(Span(length, len(tokens)))
         length += len(tokens)
         end = place.offset + place.length
-    made = np.concatenate([*pieces, ids[end:]]).astype(np.uint32, copy=False), spans
-    return made if rule.finish is None else rule.finish(made)
+    return np.concatenate([*pieces, ids[end:]]).astype(np.uint32, copy=False), spans
 
 
 def places(ids: TokenIds, target: Target, count: int) -> list[Span]:
