@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +33,7 @@ _PICTURES_FIRST = (
 
 def prompts_of(renderer: Renderer, folder: Path, template: str) -> ModelPrompts:
     write_model(FAMILIES["qwen2_5_omni"], folder)
-    settings = json.loads((folder / "tokenizer_config.json").read_text())
-    (folder / "tokenizer_config.json").write_text(
-        json.dumps(settings | {"chat_template": template})
-    )
+    (folder / "chat_template.jinja").write_text(template)
     request = GetOrCreateTokenizerKeyRequest(str(folder), is_local=True)
     return ModelPrompts(renderer, renderer.get_or_create_tokenizer_key(request))
 
