@@ -673,7 +673,9 @@ FAMILIES: Mapping[str, Family] = {
         _config(
             "Glm4vForConditionalGeneration",
             "glm4v",
-            text_config=_text(model_type="glm4v_text", **_mrope([8, 12, 12])),
+            text_config=_text(
+                model_type="glm4v_text", **_mrope([4, 6, 6], partial_rotary_factor=0.5)
+            ),
             vision_config={
                 "model_type": "glm4v",
                 "depth": 2,
