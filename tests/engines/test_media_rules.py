@@ -10,7 +10,7 @@ from tests.engines.tiny_vision import FAMILIES
 from tests.engines.vllm_code import VllmCode
 from tests.prompts.media.recorded import faults, read_rows
 
-NUM_CHATS = 10
+NUM_CHATS = 3
 
 
 @pytest.fixture
