@@ -19,7 +19,7 @@ from inferway.doctor.rules import CheckResult, Level
 
 OLDEST_PYTHON = (3, 11)
 # distribution -> module, where the two differ in more than - and _
-MODULES = {"pyzmq": "zmq", "pyyaml": "yaml"}
+MODULES = {"pillow": "PIL", "pyzmq": "zmq", "pyyaml": "yaml"}
 DEFAULT_PORT = "8080"
 DEFAULT_HUB = "https://huggingface.co"
 HUB_SECONDS = 3.0

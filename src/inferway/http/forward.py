@@ -36,12 +36,11 @@ from inferway.errors import (
     UpstreamError,
     UpstreamTimeoutError,
 )
-from inferway.http.collected import CollectedAnswer
+from inferway.http.collected import CollectedAnswer, Refusal
 from inferway.http.ends import Client
 from inferway.http.errors import withheld
 from inferway.http.headers import not_ours_alone, request_lines
 from inferway.http.message import Request
-from inferway.http.refused import Refusal
 from inferway.model import Headers, Target
 from inferway.openai_api.responses import error_event
 from inferway.openai_api.token_events import bears_tokens

@@ -14,9 +14,9 @@ from tests.engines.tiny_vision import write_model
 
 from inferway.prompts.files.model_files import read_model_files
 from inferway.prompts.loaded_model import LoadedModel
+from inferway.prompts.media.chat_media import in_order
 from inferway.prompts.media.items import MediaItem
 from inferway.prompts.media.rule import Size, Sound
-from inferway.prompts.media.several import in_order
 
 
 def faults(name: str, seed: int, rows: Sequence[Any], folder: Path) -> list[str]:

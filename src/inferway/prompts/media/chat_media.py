@@ -17,8 +17,15 @@ from inferway.prompts.chat.content_format import ContentFormat
 from inferway.prompts.chat.conversation import is_media
 from inferway.prompts.media.items import MediaItem, MediaItems, modality, names_of
 from inferway.prompts.media.learned import LearnedRule
-from inferway.prompts.media.rule import MediaRule, Size, expanded, places
-from inferway.prompts.media.several import Known, in_order, tokens_of
+from inferway.prompts.media.rule import (
+    Expanded,
+    MediaRule,
+    Size,
+    Span,
+    expanded,
+    places,
+    replaced,
+)
 from inferway.prompts.media.text_before import as_parts, text_before_media, unknown, written
 from inferway.prompts.tokenizer.tokenizer import Tokenizer
 
@@ -27,6 +34,7 @@ log = logging.getLogger("inferway")
 _MOST_DOUBTS = 8
 
 Render = Callable[[ChatRequest], str]
+Known = tuple[Sequence[MediaItem], Expanded]  # the first items of a prompt, and it as far as known
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,3 +222,39 @@ def _placeholders_in_front(parts: list[Any], numbered: Mapping[str, Iterator[str
             raise unknown(f"a text has more {each!r} than media, which engines refuse")
         missing += [each] * more
     return [*missing, *texts]
+
+
+def tokens_of(item: MediaItem, rule: MediaRule) -> Sequence[int] | None:
+    """Return the tokens of an item; None if they are not known."""
+    return None if item.name is None or item.size is None else rule.expand(item.size)
+
+
+def in_order(
+    ids: TokenIds, items: Sequence[MediaItem], rules: Mapping[str, MediaRule]
+) -> Known | None:
+    """Return the items up to the first one whose tokens are not known, and the prompt up to there;
+    None if an item has no place.
+
+    The placeholder of each modality is another token. vLLM (0.32, multimodal/processing/
+    processor.py, `_plan_prompt_updates`) replaces placeholders in the order of the prompt, each by
+    the next item of its modality: a template may write them in another order than the messages.
+    """
+    found: list[tuple[Span, int]] = []
+    for kind, rule in rules.items():
+        own = [number for number, item in enumerate(items) if item.modality == kind]
+        found += zip(places(ids, rule.target, len(own)), own, strict=False)
+    found.sort()
+    taken: list[MediaItem] = []
+    expansions: list[Sequence[int]] = []
+    for place, number in found:
+        tokens = tokens_of(items[number], rules[items[number].modality])
+        if tokens is None:
+            ids = ids[: place.offset]
+            break
+        taken.append(items[number])
+        expansions.append(tokens)
+    else:
+        if len(taken) < len(items):
+            return None
+    made = replaced(ids, [place for place, _ in found], expansions)
+    return None if made is None else (taken, made)
