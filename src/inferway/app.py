@@ -9,9 +9,10 @@ import os
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from inferway.cluster.bus.replicas import Replicas, has_peers, own_replicas
 from inferway.config import EngineSettings, ModelRewrite, ServeSettings
@@ -67,6 +68,8 @@ if TYPE_CHECKING:
     from inferway.prompts.media.fetch import MediaFetch
 
 log = logging.getLogger("inferway")
+
+_Parsed = TypeVar("_Parsed")
 
 _NEW_OBJECTS = 5_000  # beyond those that went, until the collector looks, which takes a millisecond
 
@@ -459,6 +462,9 @@ class Gateway:
             self._closes("checks of structured output", gate.close)
         for note in self.scheduling.notes:
             log.info("%s", note)
+        # One at a time: parsers keep the GIL, and several would starve the event loop.
+        large_bodies = ThreadPoolExecutor(1, "bodies")
+        self._stack.callback(large_bodies.shutdown, wait=True, cancel_futures=True)
         once = build_tokens_once(settings, self.fleet, picks=self._picks)
         return Director(
             *(self.fleet, self.indexer.matcher, self.scheduling, time.monotonic),
@@ -466,7 +472,7 @@ class Gateway:
             priorities=settings.objectives,
             scoring=settings.scoring,
             behind_proxy=self._picks,
-            off_loop=asyncio.to_thread,
+            off_loop=partial(_run_in, large_bodies),
             later=Later(EVENT_SECONDS),
             gate=gate,
             standing=self._auth.failover.standing,
@@ -501,3 +507,10 @@ class Gateway:
     def _republish(self, engine: Engine, _: HolderId, batch: Batch) -> None:
         assert self._publisher is not None
         publish_events(self._publisher.publish, engine, batch)
+
+
+async def _run_in(
+    threads: ThreadPoolExecutor, parse: Callable[[bytes], _Parsed], body: bytes
+) -> _Parsed:
+    """Return the result of `parse`, worked out by one of these threads."""
+    return await asyncio.get_running_loop().run_in_executor(threads, parse, body)

@@ -57,6 +57,14 @@ class _Hashed(msgspec.Struct):
     features: _Features | None = None
 
 
+class _NamedMessage(msgspec.Struct):
+    content: msgspec.Raw = _NOTHING
+
+
+class _NamedChat(msgspec.Struct):
+    messages: list[_NamedMessage]
+
+
 class _Named(msgspec.Struct):
     """Where vLLM names the model: in the outermost object, in `response` of the Responses API's
     events, and in `message` of Anthropic's first one. Names elsewhere, in metadata, are the
@@ -72,6 +80,7 @@ _MODEL = msgspec.json.Decoder(_Model)
 _SALT = msgspec.json.Decoder(_Salt)
 _PROMPT = msgspec.json.Decoder(_Prompt)
 _HASHED = msgspec.json.Decoder(_Hashed)
+_CHAT = msgspec.json.Decoder(_NamedChat)
 _TEXT = msgspec.json.Decoder(str | None)
 _RAW = msgspec.json.Decoder(msgspec.Raw)
 _WORD = msgspec.json.Decoder(str)
@@ -224,10 +233,10 @@ def with_media_names(body: bytes, names: Sequence[MediaName]) -> bytes:
 
 
 def _with_names(body: bytes, names: Sequence[MediaName]) -> bytes:
-    messages = _ARRAY.decode(_OBJECT.decode(body)["messages"])
+    messages = _CHAT.decode(body).messages
     edits: list[tuple[int, int, bytes]] = []  # from, to, new
     for number, of_message in groupby(names, key=attrgetter("message")):
-        parts = _ARRAY.decode(_OBJECT.decode(messages[number])["content"])
+        parts = _ARRAY.decode(messages[number].content)
         for name in of_message:
             edits += _edits_of_part(parts[name.part], name, body)
     pieces, end = [], 0
