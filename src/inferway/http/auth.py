@@ -306,7 +306,7 @@ def build_auth(
         return failover.standing.allowed(names, clock())
 
     def is_suspended(model: str) -> bool:
-        """Whether engines of it are there, and would take requests if none was suspended."""
+        """Return whether engines of it are there, and would take requests if none was suspended."""
         names = fleet.engines_of(model) if standing.suspended else frozenset()
         is_any = any(name in standing.suspended and name not in standing.drained for name in names)
         return is_any and not standing.allowed(names, clock())

@@ -116,11 +116,14 @@ class MediaItems:
 
     def _remember(self, key: str, item: tuple[str, Size | Sound | None]) -> None:
         self._named[key] = item
-        while len(self._named) > MOST_REMEMBERED:
-            try:
-                self._named.popitem(last=False)
-            except KeyError:  # another thread was faster
-                return
+        drop_oldest(self._named, MOST_REMEMBERED)
+
+
+def drop_oldest(kept: OrderedDict[Any, Any], most: int) -> None:
+    """Leave the newest items, `most` at most. Several threads may do so at the same time."""
+    while len(kept) > most:
+        with suppress(KeyError):  # another thread was faster
+            kept.popitem(last=False)
 
 
 def _content(part: JsonObject) -> object:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from inferway.model import TokenIds
+from inferway.prompts.media.items import drop_oldest
 from inferway.prompts.media.rule import MediaRule, Size, Span, expanded
 
 MOST_SIZES = 2_048  # that are kept of one model
@@ -52,11 +53,7 @@ class LearnedRule:
         if is_known or self._is_over or size.width * size.height > MOST_PIXELS:
             return
         self._wanted[size] = None
-        while len(self._wanted) > MOST_WANTED:
-            try:
-                self._wanted.popitem(last=False)
-            except KeyError:  # another thread was faster
-                return
+        drop_oldest(self._wanted, MOST_WANTED)
 
     def next_question(self) -> tuple[Size, int] | None:
         """Return the size that is to be asked for, and of how many pictures; None if there is
@@ -103,8 +100,7 @@ class LearnedRule:
             return "pictures of different sizes take the places of different tokens"
         self._target = target
         self._tokens[size] = tokens
-        while len(self._tokens) > MOST_SIZES:
-            self._tokens.popitem(last=False)
+        drop_oldest(self._tokens, MOST_SIZES)
         return None
 
     def _prove(
