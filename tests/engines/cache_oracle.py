@@ -193,6 +193,12 @@ CASES = {
     "full+window, eagle, pictures": Case([full(), window()], [0], media=True),
     "full, look-ahead 2, pictures": Case([full()], [0], lookahead=2, loras=True, media=True),
     "full+window, look-ahead 1, pictures": Case([full(), window()], [0], lookahead=1, media=True),
+    "full+mamba align, look-ahead 4, pictures": Case(
+        [full(), mamba()], [0], lookahead=4, loras=True, media=True
+    ),
+    "full 32+window 16, look-ahead 2, pictures": Case(
+        [full(32), window(16)], [0], 32, 16, lookahead=2, media=True
+    ),
 }
 
 
@@ -416,13 +422,14 @@ class Gateway:
 
     def _keys(self, cut: Cut, asked: Asked) -> tuple[list[BlockKey], PromptPlaces]:
         tokens = np.array(asked.ids, np.uint32)
-        hasher = BlockHasher(block_size_of(cut), 0, lookahead_of(cut))
+        size, lookahead = block_size_of(cut), lookahead_of(cut)
+        hasher = BlockHasher(size, 0, lookahead)
         lora = asked.lora
         name, path = (lora.lora_name, lora.lora_path) if lora else (None, None)
         extras, media = request_extras(name, asked.salt, path), asked.media
         of_blocks = extras
         if media:
-            of_blocks = (extras or BlockExtras()).with_media(media, hasher.block_size)
+            of_blocks = (extras or BlockExtras()).with_media(media, size, lookahead)
         keys = hasher.keys(tokens, of_blocks)
         return keys, PromptPlaces(hasher, tokens, keys, extras, media)
 

@@ -256,6 +256,24 @@ async def test_a_client_who_goes_away_ends_its_engine_s_work(
         await closed.wait()
 
         assert gw.trips[0].outcomes == ["client_gone"]
+
+
+@in_loop
+async def test_a_client_who_goes_at_done_has_a_whole_answer() -> None:
+    """OpenAI's client closes the connection then; the end of the body may come later."""
+
+    async def script(_: Seen, talk: Talk) -> None:
+        await talk.write(SSE_HEAD + chunk(EVENTS[0] + DONE))
+        await talk.until_closed()
+
+    async with running(script) as engine, gateway(engine.url) as gw, connected(gw.server) as c:
+        await c.send(post())
+        await c.head()
+        assert await c.chunk() == EVENTS[0] + DONE
+        c.close()
+        await wait_until(lambda: bool(gw.trips[0].outcomes))
+
+        assert gw.trips[0].outcomes == ["ok"]
         assert gw.pool.stats.aborted == 1
 
 

@@ -408,7 +408,7 @@ class Forwarding(msgspec.Struct, eq=False):
         self._stop_timer()
         self._exchange = None
         plan = self._plan
-        if plan.state is State.PASSING and self._events is not None and self._events.are_done:
+        if self._has_said_all:
             self._events = None  # only their frame has no end
             self.on_end(b"")
             return
@@ -466,7 +466,7 @@ class Forwarding(msgspec.Struct, eq=False):
     def _give_up_rest(self, error: SeamError | None) -> None:
         """End the answer, because its rest is none; `error` says why, if not the head."""
         assert self._rest is not None
-        self.client_gone()
+        self._leave()
         self.fail(error or self._rest.error)
 
     def _say(self, error: InferwayError) -> None:
@@ -494,14 +494,28 @@ class Forwarding(msgspec.Struct, eq=False):
             self._exchange.resume()
 
     def client_gone(self) -> None:
+        if self._has_said_all:  # OpenAI's client closes the connection at `[DONE]`
+            self._over("ok")
+            if self._rest is not None:
+                self._rest.ended("ok")
+        else:
+            self._leave()
+
+    def _leave(self) -> None:
         self._drop_exchange()
         self._drop_collected()
         self._plan.client_gone()
 
     # --------------------------------------------------------------------------------- the rest
 
+    @property
+    def _has_said_all(self) -> bool:
+        """True if the client gets a stream whose engine has said that it is whole."""
+        events = self._events
+        return self._plan.state is State.PASSING and events is not None and events.are_done
+
     def _over(self, outcome: str) -> None:
-        """Give back all that was taken for an answer that is not whole."""
+        """Give back all that was taken for an answer whose end does not come."""
         self._drop_exchange()
         self._drop_collected()
         self._plan.over(outcome)

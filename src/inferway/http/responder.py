@@ -341,11 +341,12 @@ class Responder(msgspec.Struct, eq=False):
             self._connection.server.disconnect_checks = _LOOKS
         source = self.source
         self.ended = True
-        self.cut = self.cut or "client_gone"
         try:
             if source is not None:
                 source.client_gone()  # before it is logged how this has ended
         finally:
+            if self.record is None or self.record.outcome != "ok":
+                self.cut = self.cut or "client_gone"
             self._over()
 
     def _over(self) -> None:

@@ -150,7 +150,8 @@ class Matcher:
                 hasher = BlockHasher(block_size_of(cut), self.key_seed, lookahead_of(cut))
                 self._hashers[cut] = hasher
             if media:
-                of_cut = (extras or BlockExtras()).with_media(media, hasher.block_size)
+                size, lookahead = hasher.block_size, hasher.lookahead
+                of_cut = (extras or BlockExtras()).with_media(media, size, lookahead)
             for ids in tokenized.token_ids:
                 keys = await self._keys(hasher, ids, of_cut)
                 places = PromptPlaces(hasher, ids, keys, extras, media) if has_layouts else None

@@ -73,16 +73,34 @@ PICTURES = [MediaSpan("a" * 64, 4, 6), MediaSpan("b" * 64, 12, 20)]
 def test_a_requests_pictures_are_in_all_blocks_that_their_tokens_touch() -> None:
     request = request_extras("alice", "s") or BlockExtras()
 
-    assert event_extras("alice", published("pictures")) == request.with_media(PICTURES, 16)
+    assert event_extras("alice", published("pictures")) == request.with_media(PICTURES, 16, 0)
+
+
+@pytest.mark.parametrize(
+    ("lookahead", "blocks_of_a", "blocks_of_b"),
+    [(2, {1: 2}, {2: 8, 3: -8}), (3, {0: 18, 1: 2}, {2: 8, 3: -8}), (9, {0: 18, 1: 2}, {1: 24, 2: 8, 3: -8})],
+)  # fmt: skip
+def test_a_picture_behind_a_block_counts_as_far_as_the_blocks_hash_reaches(
+    lookahead: int, blocks_of_a: dict[int, int], blocks_of_b: dict[int, int]
+) -> None:
+    """By vLLM 0.33.0's generate_lookahead_block_hash_extra_keys."""
+    media = [MediaSpan("a", 18, 3), MediaSpan("b", 40, 24)]
+
+    extras = BlockExtras().with_media(media, 16, lookahead)
+
+    found = {name: {i: at for i, items in extras.at.items() for _, of, at in items if of == name}
+             for name in "ab"}  # fmt: skip
+    assert found == {"a": blocks_of_a, "b": blocks_of_b}
 
 
 @given(
     st.lists(st.tuples(st.integers(0, 9), st.integers(1, 40)), max_size=5),
     st.booleans(),
     st.integers(0, 12),
+    st.integers(0, 5),
 )
 def test_extras_of_a_piece_of_a_prompt_are_those_of_the_whole(
-    gaps: list[tuple[int, int]], has_salt: bool, start: int
+    gaps: list[tuple[int, int]], has_salt: bool, start: int, lookahead: int
 ) -> None:
     media, end = [], 0
     for number, (gap, length) in enumerate(gaps):
@@ -90,11 +108,11 @@ def test_extras_of_a_piece_of_a_prompt_are_those_of_the_whole(
         end += gap + length
     size, ids = 4, np.arange(80, dtype=np.uint32)
     salted = request_extras(None, "s" if has_salt else None, None) or BlockExtras()
-    extras = salted.with_media(media, size)
-    hasher = BlockHasher(size)
+    extras = salted.with_media(media, size, lookahead)
+    hasher = BlockHasher(size, lookahead=lookahead)
 
     keys = hasher.keys(ids, extras)
-    first = hasher.keys(ids[: start * size], extras)
+    first = hasher.keys(ids[: start * size + lookahead], extras)
     rest = hasher.keys(ids[start * size :], extras.behind(start), first[-1] if first else None)
 
     assert first + rest == keys

@@ -45,12 +45,16 @@ class BlockExtras:
         at = {i - num_blocks: items for i, items in self.at.items() if i >= num_blocks}
         return BlockExtras(self.every, at)
 
-    def with_media(self, media: Sequence[MediaSpan], block_size: int) -> BlockExtras:
+    def with_media(
+        self, media: Sequence[MediaSpan], block_size: int, lookahead: int
+    ) -> BlockExtras:
         """Return the same with the media of a prompt, each in all blocks that its tokens touch
-        (vLLM 0.32, kv_cache_utils.py `_gen_mm_extra_hash_keys`)."""
+        (vLLM 0.32, kv_cache_utils.py `_gen_mm_extra_hash_keys`). `lookahead`: the tokens behind a
+        block that its hash covers as well (0.33, `generate_lookahead_block_hash_extra_keys`)."""
         of_media: dict[int, ExtraItems] = {}
         for each in media:
-            first, last = each.offset // block_size, (each.offset + each.length - 1) // block_size
+            first = max(each.offset - lookahead, 0) // block_size
+            last = (each.offset + each.length - 1) // block_size
             for i in range(first, last + 1 if each.length else first):
                 item = ("mm", each.identifier, each.offset - i * block_size)
                 of_media[i] = (*of_media.get(i, ()), item)

@@ -87,7 +87,7 @@ class PromptPlaces:
         if block and extras is not None:
             extras = BlockExtras(extras.every)  # a request's other extras are the first block's
         if self._media:
-            of_media = BlockExtras().with_media(self._media, unit).behind(start // unit)
-            extras = (extras or BlockExtras()).joined(of_media)
+            of_media = BlockExtras().with_media(self._media, unit, hasher.lookahead)
+            extras = (extras or BlockExtras()).joined(of_media.behind(start // unit))
         parent = self._keys[block - 1] if block else None
         return within.keys(np.ascontiguousarray(ids), extras, parent)

@@ -50,15 +50,18 @@ class Beside(Struct, frozen=True):
             return request_extras(None, salt)
         return request_extras(lora.name, salt, lora.path if at_start else None)
 
-    def of_media(self, start: int, size: int) -> BlockExtras:
+    def of_media(self, start: int, size: int, lookahead: int) -> BlockExtras:
         """Return the extras of blocks of `size` tokens that begin at token `start`."""
-        return BlockExtras().with_media(self.media, size).behind(start // size)
+        return BlockExtras().with_media(self.media, size, lookahead).behind(start // size)
 
-    def hashed(self, first: bool, start: int, unit: int) -> tuple[HashExtra, ...] | None:
+    def hashed(
+        self, first: bool, start: int, unit: int, lookahead: int
+    ) -> tuple[HashExtra, ...] | None:
         """Return what is hashed beside a part of `unit` tokens; `first`: it begins a prompt."""
         media: Sequence[tuple[str, int]] = ()
         if self.media:
-            media = [(name, at) for _, name, at in self.of_media(start, unit).at.get(0, ())]
+            items = self.of_media(start, unit, lookahead).at.get(0, ())
+            media = [(name, at) for _, name, at in items]
         return hash_extras(self.lora, self.cache_salt if first else None, media)
 
 
@@ -117,7 +120,7 @@ class HiddenPlaces:
         for at in range(0, len(ids) - ahead - unit + 1, unit):
             end = at + unit
             first = parent_hash is None and at == 0
-            extra = beside.hashed(first, first_token + at, unit)
+            extra = beside.hashed(first, first_token + at, unit, ahead)
             behind = tuple(ids[end : end + ahead].tolist())
             digest = dialect.block_hash(digest, ids[at:end].tolist(), extra, behind)
             block_hash = wire_hash(digest)
@@ -197,4 +200,5 @@ class _PartKeys:
         """Return the extras of blocks of `size` tokens that begin at the next part."""
         if not self._beside.media:
             return extras
-        return (extras or BlockExtras()).joined(self._beside.of_media(self._next_token, size))
+        of_media = self._beside.of_media(self._next_token, size, self._hasher.lookahead)
+        return (extras or BlockExtras()).joined(of_media)
