@@ -21,7 +21,7 @@ from inferway.fleet import zmtp
 from inferway.fleet.zmtp import GREETING, TURN_FRAMES, ZmtpConnection
 from inferway.http.connection import MAX_QUEUED, ClientConnection
 from inferway.http.server import HttpServer
-from inferway.loop_turns import CALLS_A_TURN, SLICE_BYTES, LoopTurns, SlicedProtocol
+from inferway.loop_turns import CALLS_A_TURN, READS_A_TURN, SLICE_BYTES, LoopTurns, SlicedProtocol
 from inferway.upstream.connection import EngineConnection
 from inferway.upstream.exchange import UpstreamRequest
 from inferway.upstream.pool import Origin, Pool
@@ -42,6 +42,20 @@ async def test_few_have_theirs_in_each_in_the_order_of_asking() -> None:
         await asyncio.sleep(0)
         assert called == list(range(num_turns * CALLS_A_TURN))
     assert not turns.are_short
+
+
+async def test_fewer_read_on_in_each_beside_all_others() -> None:
+    turns, called = LoopTurns(), list[int]()
+    for each in range(2 * READS_A_TURN):
+        turns.ask_to_read(partial(called.append, each))
+    for each in range(100, 102):
+        turns.ask(partial(called.append, each))
+    assert not turns.are_short
+
+    await asyncio.sleep(0)
+    assert called == [100, 101, *range(READS_A_TURN)]
+    await asyncio.sleep(0)
+    assert called[2:] == [*range(2 * READS_A_TURN)]
 
 
 async def test_who_asks_in_its_turn_has_another_in_the_next() -> None:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import cast
 
 CALLS_A_TURN = 16  # of connections; what each does is bounded by itself
+READS_A_TURN = 2  # of connections that have sent more than one read takes
 SLICE_BYTES = 16 * 1024  # that a connection may parse at once even while many wait for a turn
 _FULL_READ_BYTES = 128 * 1024  # uvloop's buffer has 250 KiB, the TLS layer's as much
 
@@ -22,10 +23,13 @@ _FULL_READ_BYTES = 128 * 1024  # uvloop's buffer has 250 KiB, the TLS layer's as
 class LoopTurns:
     """Bounds the number of connections that are called in one turn of the loop. Connections with
     more to read or to answer than fits in one turn are called in the order in which they have
-    asked, a few in each turn, because a client may have thousands of them."""
+    asked, a few in each turn, because a client may have thousands of them. Large uploads are read
+    in turn: each read takes as long as 30 small requests, and while a thread works on large bodies,
+    each callback of the loop waits for that thread."""
 
     def __init__(self) -> None:
         self._waiting: deque[Callable[[], object]] = deque()
+        self._reading: deque[Callable[[], object]] = deque()  # behind a full read
         self._due = False
 
     @property
@@ -38,8 +42,13 @@ class LoopTurns:
         self._waiting.append(call)
         self._begin()
 
+    def ask_to_read(self, call: Callable[[], object]) -> None:
+        """Call it in a turn of the loop to come, in which few connections read on."""
+        self._reading.append(call)
+        self._begin()
+
     def _begin(self) -> None:
-        if self._waiting and not self._due:
+        if (self._waiting or self._reading) and not self._due:
             self._due = True
             asyncio.get_running_loop().call_soon(self._take)
 
@@ -48,6 +57,8 @@ class LoopTurns:
         try:
             for _ in range(min(CALLS_A_TURN, len(self._waiting))):
                 self._waiting.popleft()()
+            for _ in range(min(READS_A_TURN, len(self._reading))):
+                self._reading.popleft()()
         finally:  # a fault of one costs the others their place in this turn
             self._begin()
 
@@ -149,8 +160,9 @@ class SlicedProtocol(asyncio.Protocol, ABC):
                 self._ask_for_turn()
             elif self._has_enough:
                 self._parse_from(*self._take_next())
-        if len(data) > _FULL_READ_BYTES:  # libuv would go on reading
-            self._ask_for_turn()
+        if len(data) > _FULL_READ_BYTES and not self._turn_is_due and not self.is_held:
+            self._turn_is_due = True  # libuv would go on reading
+            self.turns.ask_to_read(self._take_turn)
         self._set_reading()
 
     def _parse_from(self, data: bytes, start: int) -> None:

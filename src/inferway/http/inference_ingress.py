@@ -51,7 +51,7 @@ class InferenceIngress:
         """True if tenants are kept apart by salts: what cannot be salted does not reach engines."""
         return self._salt is not None
 
-    def open(
+    async def open(
         self, request: Request, tenant: str = "", priority: int | None = None, share: str = ""
     ) -> Journey:
         """Return the request's journey, which has the given priority, whatever its headers say.
@@ -60,7 +60,7 @@ class InferenceIngress:
         parse = self._parsers.get(request.path)
         if parse is None:
             return self._unread(request, tenant, priority, share or tenant)
-        body, edits = self.kept_apart(request.body, tenant)
+        body, edits = await self.kept_apart(request.body, tenant)
         return self._director.open(
             *(request.head, body, request.id.decode()),
             parse=parse,
@@ -90,17 +90,22 @@ class InferenceIngress:
                 param="path",
             )
         return await self._director.weigh(
-            *(head, self.kept_apart(body, tenant)[0], slot),
+            *(head, (await self.kept_apart(body, tenant))[0], slot),
             parse=parse,
             request_id=request_id,
             priority=priority,
             tenant=share or tenant,
         )
 
-    def kept_apart(self, body: bytes, tenant: str) -> tuple[bytes, tuple[bytes, ...]]:
+    async def kept_apart(self, body: bytes, tenant: str) -> tuple[bytes, tuple[bytes, ...]]:
         """Return the body as the engine gets it, so that no other tenant's blocks and media are its
         answer's, and what was changed for that; `body` itself where nothing is, and where it cannot
         be: then parsing says what is wrong with it. Raises InvalidRequestError."""
+        if (tenant or self._salt is not None) and not self._director.parses_here(body):
+            return await self._director.parse(partial(self._kept_apart, tenant), body)
+        return self._kept_apart(tenant, body)
+
+    def _kept_apart(self, tenant: str, body: bytes) -> tuple[bytes, tuple[bytes, ...]]:
         own, edits = self._own_media(body, tenant)
         if self._salt is None:
             return own, edits

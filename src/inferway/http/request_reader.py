@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import time
 from collections import deque
+from io import BytesIO
 from typing import TYPE_CHECKING
 
 import httptools
@@ -74,7 +75,7 @@ class RequestReader:
         "receiving",
     )
 
-    _body: bytes | bytearray
+    _body: bytes | BytesIO
 
     def __init__(self, server: HttpServer, complete: deque[Request | RequestError]) -> None:
         self._server = server
@@ -302,8 +303,9 @@ class RequestReader:
             self._body = body
             return
         if isinstance(self._body, bytes):
-            self._body = bytearray(self._body)
-        self._body += body
+            first, self._body = self._body, BytesIO()
+            self._body.write(first)
+        self._body.write(body)
 
     def on_message_complete(self) -> None:
         if self._again:
@@ -311,7 +313,9 @@ class RequestReader:
         request = self._request
         assert request is not None
         if self._body_bytes:
-            request.body = bytes(self._body)  # the same object, if it is bytes already
+            # BytesIO gives its buffer away, where bytes(bytearray) would copy megabytes.
+            body = self._body
+            request.body = body if isinstance(body, bytes) else body.getvalue()
             request.memory = self._bodies
             self._body = b""
         request.keep_alive = self._parser.should_keep_alive() and not request.upgrade

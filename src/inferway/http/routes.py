@@ -304,7 +304,7 @@ class Routes:
         caller = caller or auth.caller(request)
         tenant = auth.tenant(caller, request)
         share = auth.share(tenant, request)
-        journey = self._entrance.open(request, tenant, caller.priority, share)
+        journey = await self._entrance.open(request, tenant, caller.priority, share)
         responder.record = journey.record
         slot = None if waits_for is not None else auth.ticket(responder, share)
         try:

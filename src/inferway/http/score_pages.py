@@ -46,7 +46,7 @@ class ScorePages:
     async def _score(self, parse: Parse, echo: str, request: Request, responder: Responder) -> None:
         """Seed 003's form: pod_scores in blocks, beside the model and what was asked. With salts,
         of the tenant that the header names: a key here is an admin's."""
-        body = self._entrance.kept_apart(request.body, named_tenant(request.headers))[0]
+        body, _ = await self._entrance.kept_apart(request.body, named_tenant(request.headers))
         asked = await self._director.parse(parse, body)
         scores = await self._indexer.score_request(asked)
         told = {

@@ -13,8 +13,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
+from functools import wraps
 from itertools import chain, groupby
 from operator import attrgetter
+from typing import Concatenate, ParamSpec, TypeVar
 
 import msgspec
 import numpy as np
@@ -22,6 +24,7 @@ import numpy as np
 from inferway.errors import InvalidRequestError
 from inferway.model import MediaName
 from inferway.openai_api.lenient import json_bytes, json_object
+from inferway.openai_api.long_strings import LONG_BYTES, shortened
 from inferway_structured.decoding import UNREADABLE
 from inferway_structured.sse import WholeEvents, with_data
 
@@ -29,6 +32,8 @@ MAX_BYTES = 1 << 20  # a larger body is not worth a report: this runs on the eve
 
 _OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _NEXT = re.compile(rb"[ \t\r\n]*(.)", re.DOTALL)
+# With their quotes: without them `uuid` stands in every second picture of 10 MB, as base64.
+_MEDIA_NAMES = re.compile(rb'"(?:uuid|mm_hashes)"')
 _OF_NUMBERS = re.compile(rb"\[[ \t\r\n]*[-0-9]")
 _NOTHING = msgspec.Raw(b"")
 
@@ -89,6 +94,29 @@ _PARTS = frozenset({"content", "content_parts"})  # members that have the parts 
 _MAX_DEPTH = 12  # no API has parts further in
 _NAMED = msgspec.json.Decoder(_Named)
 
+_P = ParamSpec("_P")
+_Edited = TypeVar("_Edited", bytes, bytes | None)
+
+
+def _without_long_strings(
+    edit: Callable[Concatenate[bytes, _P], _Edited],
+) -> Callable[Concatenate[bytes, _P], _Edited]:
+    """Return the edit such that it does not look at each byte of pictures in a large body."""
+
+    @wraps(edit)
+    def edited(body: bytes, /, *args: _P.args, **kwargs: _P.kwargs) -> _Edited:
+        found = shortened(body) if len(body) > LONG_BYTES else None
+        if found is not None:
+            made = edit(found.short, *args, **kwargs)
+            if made is None or made is found.short:
+                return body if made else made
+            restored = found.restored(made)
+            if restored is not None:
+                return restored
+        return edit(body, *args, **kwargs)
+
+    return edited
+
 
 def with_vllm_xarg(body: bytes, name: str, value: str) -> bytes | None:
     """Return `body`, a JSON object, with `name` among its `vllm_xargs`. None if that is impossible:
@@ -112,6 +140,7 @@ def with_vllm_xarg(body: bytes, name: str, value: str) -> bytes | None:
     return _with_value(body, given, b"{%b}" % member) if kind == b"n" else None
 
 
+@_without_long_strings
 def with_model(body: bytes, model: str) -> bytes:
     """Return `body`, a JSON object, with `model` as its model. It takes 1 µs a kilobyte.
     Raises InvalidRequestError for a large body that must be written anew."""
@@ -122,6 +151,7 @@ def with_model(body: bytes, model: str) -> bytes:
     return _with_field(body, "model", given, model)
 
 
+@_without_long_strings
 def with_cache_salt(body: bytes, salt: Callable[[str | None], str]) -> bytes | None:
     """Return `body`, a JSON object, with the salt that `salt` makes of its `cache_salt` or of None.
     None if `body` is none, or its salt is neither text nor null. It takes 1 µs a kilobyte."""
@@ -133,15 +163,15 @@ def with_cache_salt(body: bytes, salt: Callable[[str | None], str]) -> bytes | N
     return _with_field(body, "cache_salt", given, made)
 
 
+@_without_long_strings
 def with_media_uuids(body: bytes, make: Callable[[str], str]) -> bytes:
     """Return `body`, if it is a JSON object, with the result of `make` for each name of a picture,
     sound or video: the `uuid` of a message's part, and the `mm_hashes` of tokens in; `body` itself
     if it has none. Raises InvalidRequestError for a name that is no text, and for a large body that
     would have to be written anew."""
-    # With their quotes: without them `uuid` stands in every second picture of 10 MB, as base64. To
-    # look for two bytes takes 25 times as long as to look for one.
+    # To look for two bytes takes 25 times as long as to look for one.
     has_escapes = b"\\" in body and b"\\u" in body
-    may_name = has_escapes or b'"uuid"' in body or b'"mm_hashes"' in body
+    may_name = has_escapes or _MEDIA_NAMES.search(body)
     if not may_name and json.detect_encoding(body) == "utf-8":
         return body
     try:
@@ -214,6 +244,7 @@ def _media_uuids_anew(body: bytes, make: Callable[[str], str]) -> bytes:
         ) from None
 
 
+@_without_long_strings
 def with_media_names(body: bytes, names: Sequence[MediaName]) -> bytes:
     """Return `body`, a chat, with these names as the `uuid` of its parts, and with their URLs;
     `body` itself if it has them. Raises InvalidRequestError for a large body that would have to be

@@ -30,6 +30,7 @@ from inferway.openai_api.lenient import (
     json_type,
     lax_prompt,
 )
+from inferway.openai_api.long_strings import LONG_BYTES, shortened
 from inferway.openai_api.read_body import JsonObject, ReadBody, Tokenizing, TokenizingModel
 from inferway.openai_api.shapes import Guided
 from inferway.openai_api.token_ids import token_ids_in
@@ -493,6 +494,11 @@ def decode_body(
     """Raises InvalidRequestError naming the field. `required`: what is said when a field is
     missing or of another type."""
     try:
+        long = shortened(raw) if len(raw) > LONG_BYTES else None
+        if long is not None:
+            short = decoder.decode(long.short)
+            if isinstance(short, msgspec.Struct) and long.restore(short):
+                return short
         return decoder.decode(raw)
     except RecursionError as e:
         raise InvalidRequestError("body: nested too deeply") from e

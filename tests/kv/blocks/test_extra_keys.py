@@ -78,8 +78,12 @@ def test_a_requests_pictures_are_in_all_blocks_that_their_tokens_touch() -> None
 
 @pytest.mark.parametrize(
     ("lookahead", "blocks_of_a", "blocks_of_b"),
-    [(2, {1: 2}, {2: 8, 3: -8}), (3, {0: 18, 1: 2}, {2: 8, 3: -8}), (9, {0: 18, 1: 2}, {1: 24, 2: 8, 3: -8})],
-)  # fmt: skip
+    [
+        (2, {1: 2}, {2: 8, 3: -8}),
+        (3, {0: 18, 1: 2}, {2: 8, 3: -8}),
+        (9, {0: 18, 1: 2}, {1: 24, 2: 8, 3: -8}),
+    ],
+)
 def test_a_picture_behind_a_block_counts_as_far_as_the_blocks_hash_reaches(
     lookahead: int, blocks_of_a: dict[int, int], blocks_of_b: dict[int, int]
 ) -> None:

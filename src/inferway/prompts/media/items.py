@@ -41,6 +41,7 @@ MODALITIES = {
 _TYPES = {**MODALITIES, "input_image": "image"}
 # Types beside those of the same name as their field.
 _OTHER_TYPES: Mapping[str | None, str] = {"image_url": "input_image"}
+_AT_ONCE = 256 * 1024  # characters of an item's content
 _UNNAMED = object()
 _DIGEST = re.compile("[0-9a-f]{64}")  # names that are given here
 
@@ -156,7 +157,9 @@ def _size(kind: Any, content: str) -> Size | Sound | None:
 
 
 def _digest(content: str, cache_salt: str | None) -> str:
-    digest = hashlib.sha256(content.encode("utf-8", "surrogatepass"))
+    digest = hashlib.sha256()
+    for at in range(0, len(content), _AT_ONCE):  # between two pieces another thread may run
+        digest.update(content[at : at + _AT_ONCE].encode("utf-8", "surrogatepass"))
     if cache_salt:
         digest.update(b"\0" + cache_salt.encode("utf-8", "surrogatepass"))
     return digest.hexdigest()
