@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterable, Sequence
+import threading
+import time
+from collections.abc import Iterator, Sequence
 from io import BytesIO
 from typing import Any
 
@@ -17,7 +19,7 @@ import msgspec
 import numpy as np
 
 LONG_BYTES = 64 * 1024  # of a string that is worth it
-CHUNK_BYTES = 256 * 1024  # that are copied at once; between two of them another thread may run
+_BYTES_A_SECOND = 0.6e9  # half as many as text is made of
 _BYTES_A_QUOTE = 512  # of a body, at least, if it is searched to its end: a quote takes 0.1 µs
 _MARK = secrets.token_hex(16)  # nobody outside knows it, so that no string of a client has it
 _STAND_IN = re.compile(f"{_MARK}-([0-9]+)-".encode())
@@ -44,40 +46,50 @@ class Shortened:
         stand_ins = [*_STAND_IN.finditer(short)]
         if len(stand_ins) != len(self._cuts):
             return None
-        out, whole, end = BytesIO(), memoryview(self._body), 0
+        length = len(short) + sum([until - start for start, until in self._cuts])
+        length -= sum([found.end() - found.start() for found in stand_ins])
+        # NumPy lets other threads run while it copies, and BytesIO gives its buffer away.
+        made = BytesIO(bytes(length))
+        out = np.frombuffer(made.getbuffer(), np.uint8)
+        old, new = np.frombuffer(self._body, np.uint8), np.frombuffer(short, np.uint8)
+        at = end = 0
         for found in stand_ins:
-            out.write(short[end : found.start()])
             start, until = self._cuts[int(found[1])]
-            for at in range(start, until, CHUNK_BYTES):
-                out.write(whole[at : min(at + CHUNK_BYTES, until)])
+            for piece in (new[end : found.start()], old[start:until]):
+                out[at : at + len(piece)] = piece
+                at += len(piece)
             end = found.end()
-        out.write(short[end:])
-        return out.getvalue()
+        out[at:] = new[end:]
+        del out
+        return made.getvalue()
 
     def restore(self, decoded: msgspec.Struct) -> bool:
         """Put the data URLs into what was decoded of `short`: in the lists and objects of its
         members. Return whether all were found there; if not, it is of no use."""
         whole, left = memoryview(self._body), len(self._cuts)
-        todo = [getattr(decoded, name) for name in decoded.__struct_fields__]
-        while todo:
-            value = todo.pop()
-            places: Iterable[tuple[Any, object]]
-            if isinstance(value, dict):
-                places = value.items()
-            elif isinstance(value, list):
-                places = enumerate(value)
-            else:
-                continue
-            for place, member in places:
-                if isinstance(member, str):
-                    number = self._texts.get(member)
-                    if number is not None:
-                        start, until = self._cuts[number]
-                        value[place] = str(whole[start:until], "ascii")
-                        left -= 1
-                else:
-                    todo.append(member)
+        for parent, place, text in _strings_in(decoded):
+            number = self._texts.get(text)
+            if number is not None:
+                start, until = self._cuts[number]
+                parent[place] = str(whole[start:until], "ascii")
+                _give_way(until - start)
+                left -= 1
         return left == 0
+
+
+def _strings_in(decoded: msgspec.Struct) -> Iterator[tuple[Any, Any, str]]:
+    """Yield each list or object in the members, with the place of a string in it, and the string,
+    which may be replaced there."""
+    todo = [getattr(decoded, name) for name in decoded.__struct_fields__]
+    while todo:
+        value = todo.pop()
+        if not isinstance(value, dict | list):
+            continue
+        for place, member in value.items() if isinstance(value, dict) else enumerate(value):
+            if isinstance(member, str):
+                yield value, place, member
+            else:
+                todo.append(member)
 
 
 def shortened(body: bytes) -> Shortened | None:
@@ -91,6 +103,14 @@ def shortened(body: bytes) -> Shortened | None:
             cuts.append((start + 1, end))
         start = end
     return Shortened(body, cuts) if cuts else None
+
+
+def _give_way(num_bytes: int) -> None:
+    """Let other threads run for twice as long as they could not, while text of so many bytes was made:
+    many such steps, one after the other, would hold up a thread of short ones. Nothing is done in
+    the main thread, which has the event loop."""
+    if threading.current_thread() is not threading.main_thread():
+        time.sleep(num_bytes / _BYTES_A_SECOND)
 
 
 def _is_plain(body: bytes, start: int, end: int) -> bool:
