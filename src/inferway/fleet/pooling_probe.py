@@ -19,8 +19,7 @@ from inferway.fleet.engine_token_ids import PROBE_SECONDS
 from inferway.model import TokenIds
 from inferway.openai_api.requests import parse_score
 from inferway.openai_api.usage import usage_of
-from inferway.prompts.scoring_input import NO_POOLING, Join, PoolingFacts, scored
-from inferway.prompts.served import LocalPrompts
+from inferway.prompts.scoring_input import NO_POOLING, Join, PoolingFacts, TokenizesScores, scored
 
 _POOLING, _SCORE = "/pooling", "/score"
 # Of the others engines read nothing from their cache. An embedding model joins no texts.
@@ -36,7 +35,7 @@ BODIES: tuple[dict[str, Any], ...] = (
 
 
 async def pooling_facts(
-    client: EngineClient, engine: Engine, model: str, prompts: LocalPrompts
+    client: EngineClient, engine: Engine, model: str, prompts: TokenizesScores
 ) -> PoolingFacts:
     """Raises UpstreamError if the engine gives no answer."""
     for task, joins in _JOINS.items():
@@ -52,7 +51,7 @@ async def _join(
     client: EngineClient,
     engine: Engine,
     model: str,
-    prompts: LocalPrompts,
+    prompts: TokenizesScores,
     joins: tuple[Join, ...],
 ) -> Join | None:
     """Return the one that makes as many tokens of each body as the engine does; None if there is
@@ -77,7 +76,9 @@ async def _join(
     return join
 
 
-async def _made(prompts: LocalPrompts, body: dict[str, Any], join: Join) -> list[TokenIds] | None:
+async def _made(
+    prompts: TokenizesScores, body: dict[str, Any], join: Join
+) -> list[TokenIds] | None:
     try:
         return await prompts.tokenize_scores(scored(parse_score(msgspec.json.encode(body))), join)
     except (RequestError, FleetError):

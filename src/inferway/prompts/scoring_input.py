@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 import msgspec
 from jinja2.defaults import DEFAULT_NAMESPACE
@@ -82,12 +82,22 @@ class Scored(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_chars(self) -> int:
-        return sum(map(len, (*self.first, *self.second)))
+        """The characters of all prompts together, if the texts are joined."""
+        num_times = len(self.second) if len(self.first) == 1 else 1
+        return num_times * sum(map(len, self.first)) + sum(map(len, self.second))
 
     @property
     def most_tokens_of_a_text(self) -> int:
         """The larger limit of those to which texts are cut before they are joined; 0: none is."""
         return max(self.max_tokens_per_query, self.max_tokens_per_doc)
+
+
+class TokenizesScores(Protocol):
+    """A part that makes the prompts of texts that are compared."""
+
+    async def tokenize_scores(self, scored: Scored, join: Join) -> list[TokenIds]:
+        """Return the ids of each prompt that engines with this join make. Raises RequestError, or
+        RenderError for reasons of ours."""
 
 
 def scored(body: ScoreRequest) -> Scored:
@@ -159,8 +169,8 @@ class Joiner:
     def _pair(
         self, first: str, second: str, side: TruncationSide | None, most: int | None
     ) -> TokenIds:
-        if not second:
-            raise left("documents: an empty text makes no pair")
+        if not second:  # transformers makes no pair of it
+            return self._encoded(first, side, most)
         if most is not None and len(first) + len(second) > most:
             raise left("documents: longer than the model's context")
         return self._kept(self.tokenizer.encode_pair(first, second), side)

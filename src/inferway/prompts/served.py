@@ -24,7 +24,7 @@ from inferway.prompts.body_size import check_length
 from inferway.prompts.chat.responses_input import as_chat, in_its_fields
 from inferway.prompts.embeddings_input import as_prompts, check_uncut
 from inferway.prompts.media.chat_media import ChatMedia
-from inferway.prompts.scoring_input import NO_POOLING, Join, PoolingFacts, Scored, left, scored
+from inferway.prompts.scoring_input import NO_POOLING, PoolingFacts, TokenizesScores, left, scored
 from inferway.prompts.version_rules import OLDER_RULES, VersionRules
 
 
@@ -54,7 +54,7 @@ class PromptSource(CountsMessages, Protocol):
         none."""
 
 
-class LocalPrompts(PromptSource, Protocol):
+class LocalPrompts(PromptSource, TokenizesScores, Protocol):
     """Prompts that are made in this process (model_prompts.ModelPrompts)."""
 
     @property
@@ -71,9 +71,6 @@ class LocalPrompts(PromptSource, Protocol):
 
     async def before_expansion(self, body: ChatRequest) -> TokenIds:
         """The tokens that a chat has before its pictures are put in. Raises RenderError."""
-
-    async def tokenize_scores(self, scored: Scored, join: Join) -> list[TokenIds]:
-        """The ids of each prompt that such engines make of texts which are compared."""
 
     @property
     def made_of(self) -> tuple[object, ...]: ...
