@@ -142,7 +142,6 @@ class Prober:
         subject = _Subject(engine, model, engine.proofs.setdefault(model, ProbeState()))
         if subject.proof.state is not ProofState.DIFFERS:
             subject.proof.state, subject.proof.why = ProofState.UNPROVEN, "it is being asked"
-            subject.proof.pooling = NO_POOLING
         self._running[engine.name, model] = self._spawn(self._prove_until_told(subject, prompts))
 
     def leave(self, engine: Engine, model: str) -> None:
@@ -160,6 +159,9 @@ class Prober:
 
     async def _prove_until_told(self, subject: _Subject, prompts: PromptSource) -> None:
         retry, proof = self._retry_seconds, subject.proof
+        if proof.pooling != NO_POOLING:
+            proof.pooling = NO_POOLING
+            self._changed()
         while True:
             async with self._free:
                 may_change = await self._prove(subject, prompts)

@@ -56,7 +56,8 @@ from inferway.prompts.render_requests import (
     RenderResult,
 )
 from inferway.prompts.renderer import Renderer, Rendering, encode
-from inferway.prompts.scoring_input import Join, Joiner, Scored, left
+from inferway.prompts.score_prompts import Joiner
+from inferway.prompts.scoring_input import Join, Scored, left
 from inferway.prompts.served import LocalPrompts, ModelSource, NoPrompts, PromptSource
 from inferway.prompts.tokenizer.token_rows import truncated
 from inferway.prompts.version_rules import OLDER_RULES, VersionRules
