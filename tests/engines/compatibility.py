@@ -323,6 +323,11 @@ ROWS: Sequence[Row] = (
         partial(rule_cells, lambda rules: rules.leaves_room(None)),
     ),
     _recorded(
+        *(PROMPTS, "texts that are compared: 161 bodies, 2 tokenizers, 4 ways"),
+        *("prompts/record_vllm_scores.py", "vllm_scores.jsonl.gz"),
+        model=False,
+    ),
+    _recorded(
         *(PROMPTS, "whether the cache is read: 234 bodies"),
         *("openai_api/record_vllm_cache_reads.py", "vllm_cache_reads.json"),
         model=False,

@@ -5,37 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
-from tests.engines import client
-from tests.engines.conftest import Say, ServingProgram
-from tests.engines.engine import BLOCK_SIZE, MODEL, RealEngine, wait_until_ready
-from tests.engines.waiting import wait_until
+from tests.engines.conftest import Say
+from tests.engines.engine import RealEngine
+from tests.engines.pooling import Pooling, serving_pooling
 
 TEXT = "The keeper of the tower counted every boat that passed by in winter. " * 12
 CHAT = [{"role": "system", "content": TEXT}, {"role": "user", "content": "And then?"}]
-
-
-class Pooling(NamedTuple):
-    engine: RealEngine
-    url: str  # the gateway's
-
-    def counted(self, name: str) -> float:
-        lines = client.get(f"{self.engine.url}/metrics").raw.decode().splitlines()
-        return sum(
-            float(line.rpartition(" ")[2])
-            for line in lines
-            if line.startswith(f"vllm:prefix_cache_{name}_total")
-        )
-
-    def embed(self, fields: dict[str, Any]) -> tuple[int, int]:
-        """Return the blocks that are matched, and those that the engine has reused."""
-        before = self.counted("hits")
-        answer = client.post(f"{self.url}/v1/embeddings", {"model": MODEL, **fields})
-        assert answer.status == 200, answer.raw
-        reused = (self.counted("hits") - before) / BLOCK_SIZE
-        return int(answer.headers["x-inferway-matched-blocks"]), int(reused)
 
 
 @pytest.fixture(scope="module")
@@ -43,24 +21,8 @@ def pooling(
     vllm: Path, small_model: Path, new_log: Callable[[str], Path], say: Say
 ) -> Iterator[Pooling]:
     engine = RealEngine(vllm, small_model, new_log("engine-pooling"), ("--runner", "pooling"))
-    try:
-        engine.start()
-        wait_until_ready([engine], say)
-        with Serving(["serve", "--engine", engine.url], new_log("gateway-pooling")) as gateway:
-            yield Pooling(engine, gateway.url)
-    finally:
-        engine.kill()
-
-
-class Serving(ServingProgram):
-    """Is entered when the model is known: no probe tells how a pooling engine renders."""
-
-    def __init__(self, arguments: list[str], log: Path) -> None:
-        super().__init__(arguments, log, "kv-aware")
-
-    def _knows_all(self) -> bool:
-        report = client.get(f"{self.url}/ready").json
-        return bool(report["models"].get(MODEL, {}).get("reason") == "kv-aware")
+    with serving_pooling(engine, new_log, say) as served:
+        yield served
 
 
 @pytest.mark.parametrize(
@@ -82,10 +44,4 @@ class Serving(ServingProgram):
 def test_what_is_matched_is_what_the_engine_reuses(
     fields: dict[str, Any], pooling: Pooling
 ) -> None:
-    first = pooling.embed(fields)
-
-    def is_matched() -> bool:
-        matched, reused = pooling.embed(fields)
-        return matched == reused > first[1] or (matched == reused == first[1] > 0)
-
-    wait_until(is_matched, "all that the engine reuses is matched", seconds=10)
+    pooling.wait_until_matched("/v1/embeddings", fields)

@@ -20,7 +20,7 @@ from inferway.fleet.engine import Engine, ProofState
 from inferway.fleet.engine_client import EngineClient
 from inferway.fleet.load import Load
 from inferway.fleet.prober import ATTEMPTS, ENGINES_AT_ONCE, LivePrompt, Prober
-from inferway.model import Endpoint, Tokenized
+from inferway.model import Endpoint, TokenIds, Tokenized
 from inferway.openai_api.kinds import COUNT_TOKENS
 from inferway.openai_api.requests import (
     CHAT,
@@ -30,6 +30,7 @@ from inferway.openai_api.requests import (
     PromptBody,
 )
 from inferway.prompts.fidelity import BODIES, PROBES
+from inferway.prompts.scoring_input import Join, PoolingFacts, Scored
 from inferway.prompts.served import ServedModel
 
 AGREES, DIFFERS, UNPROVEN = ProofState.AGREES, ProofState.DIFFERS, ProofState.UNPROVEN
@@ -184,6 +185,10 @@ class LocalLengths(Lengths):
     def local(self) -> Any:  # type: ignore[override]
         return self
 
+    async def tokenize_scores(self, scored: Scored, join: Join) -> list[TokenIds]:
+        assert join is Join.APART
+        return [np.zeros(1, np.uint32) for _ in (*scored.first, *scored.second)]
+
 
 class TestMessages:
     """Of which an engine tells how many tokens they have."""
@@ -243,6 +248,56 @@ class TestMessages:
 
         assert asked.engine.proofs["m"].messages is UNPROVEN
         assert asked.bench.changes == 0
+
+
+class TestPooling:
+    """Of an engine that answers no chats."""
+
+    @staticmethod
+    def pooling(num_tokens: int, status: int = 200) -> Reply:
+        async def reply(path: str, body: dict[str, Any]) -> web.Response:
+            if path == "/pooling":
+                return web.Response(status=200 if body["task"] == "embed" else 400)
+            if path != "/score":
+                return web.Response(status=404)
+            used = {"prompt_tokens": num_tokens * (1 + len(body["text_2"]))}
+            return web.json_response({"usage": used}, status=status)
+
+        return reply
+
+    async def until(self, asked: Asked, facts: PoolingFacts) -> None:
+        async with asyncio.timeout(10):
+            while asked.engine.proofs["m"].pooling != facts:
+                await asyncio.sleep(0.001)
+
+    async def test_it_is_asked_how_it_joins_texts(self, start: Start) -> None:
+        asked = await start(reply=self.pooling(1))
+
+        asked.prober.join(asked.engine, "m", LocalLengths())
+        await self.until(asked, PoolingFacts("embed", Join.APART))
+
+        assert asked.engine.proofs["m"].state is UNPROVEN
+        assert asked.bench.changes == 1
+        assert asked.engine.probed
+
+    async def test_what_was_known_is_not_believed_of_one_that_is_back(self, start: Start) -> None:
+        asked = await start(reply=self.pooling(1))
+        asked.prober.join(asked.engine, "m", LocalLengths())
+        await self.until(asked, PoolingFacts("embed", Join.APART))
+        asked.bench.reply = self.pooling(2)
+
+        asked.prober.join(asked.engine, "m", LocalLengths())
+        await self.until(asked, PoolingFacts("embed"))
+
+        assert asked.bench.changes == 3
+
+    async def test_it_is_asked_again_after_a_fault(self, start: Start) -> None:
+        asked = await start(reply=self.pooling(1, status=503))
+        asked.prober.join(asked.engine, "m", LocalLengths())
+        await asked.until(UNPROVEN, times=2)
+        asked.bench.reply = self.pooling(1)
+
+        await self.until(asked, PoolingFacts("embed", Join.APART))
 
 
 class TestJoining:

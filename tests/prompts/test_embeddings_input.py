@@ -11,8 +11,17 @@ import pytest
 
 from inferway.errors import InvalidRequestError, RenderError
 from inferway.model import Reason
-from inferway.openai_api.requests import EmbeddingsRequest, PromptBody, parse_embeddings
+from inferway.openai_api.requests import (
+    EmbeddingsRequest,
+    PromptBody,
+    parse_classify,
+    parse_embeddings,
+    parse_pooling,
+)
+from inferway.prompts import ModelPrompts, Renderer
 from inferway.prompts.embeddings_input import MAX_CHATS, as_prompts, check_uncut
+from inferway.prompts.scoring_input import PoolingFacts
+from inferway.prompts.served import ServedModel
 
 HI, HO = {"role": "user", "content": "Hi"}, {"role": "user", "content": "Ho"}
 
@@ -100,3 +109,60 @@ def test_a_prompt_that_is_cut_at_no_named_side_is_not_known(keep: int | None, is
         return
     with pytest.raises(RenderError, match="truncate_prompt_tokens"):
         check_uncut(body, prompts)
+
+
+@pytest.mark.parametrize(
+    ("parse", "fields", "task"),
+    [
+        (parse_classify, {"input": "Hi"}, "classify"),
+        (parse_classify, {"messages": [HI]}, "classify"),
+        (parse_pooling, {"input": ["Hi"]}, "embed"),
+        (parse_pooling, {"input": [1, 2], "task": "classify"}, "classify"),
+    ],
+)
+async def test_texts_for_the_engines_task_are_tokenized(
+    key: str, own_renderer: Renderer, parse: Any, fields: dict[str, Any], task: str
+) -> None:
+    body = parse(msgspec.json.encode(fields))
+    model = pooling_model(own_renderer, key, task)
+    [expected] = as_prompts(body)
+
+    found = (await body.tokenized_by(model)).token_ids
+
+    same = (await model.prompts.tokenize(expected)).token_ids
+    assert [ids.tolist() for ids in found] == [ids.tolist() for ids in same]
+
+
+@pytest.mark.parametrize(
+    ("parse", "fields", "task"),
+    [
+        (parse_classify, {"input": "Hi"}, "embed"),
+        (parse_classify, {"input": "Hi"}, None),
+        (parse_classify, {"input": [HI]}, "classify"),
+        (parse_classify, {"messages": [[HI]]}, "classify"),
+        (parse_classify, {"messages": {"role": "user"}}, "classify"),
+        (parse_classify, {"input": 5}, "classify"),
+        (parse_classify, {}, "classify"),
+        (parse_classify, {"input": "Hi", "truncation_side": "up"}, "classify"),
+        (parse_classify, {"input": "Hi", "truncate_prompt_tokens": "x"}, "classify"),
+        (parse_pooling, {"input": "Hi"}, None),
+        (parse_pooling, {"input": "Hi", "task": "token_embed"}, "embed"),
+        (parse_pooling, {"input": "Hi", "task": ["embed"]}, "embed"),
+        (parse_pooling, {"input": "Hi", "data": {}}, "embed"),
+        (parse_pooling, {"input": "Hi", "padding": "max_length"}, "embed"),
+    ],
+)
+async def test_what_the_engine_pools_otherwise_is_left_to_it(
+    key: str, own_renderer: Renderer, parse: Any, fields: dict[str, Any], task: str | None
+) -> None:
+    body = parse(msgspec.json.encode(fields))
+
+    with pytest.raises(RenderError) as left:
+        await body.tokenized_by(pooling_model(own_renderer, key, task))
+
+    assert left.value.reason is Reason.EMBEDDINGS
+
+
+def pooling_model(renderer: Renderer, key: str, task: str | None) -> ServedModel:
+    prompts = ModelPrompts(renderer, key)
+    return ServedModel("m", prompts, caches_prefixes=True, pooling=PoolingFacts(task))

@@ -25,6 +25,7 @@ from inferway.kv.events.groups import DROPPING, NO_FACTS, CacheFacts
 from inferway.kv.events.removals import Removals
 from inferway.kv.events.stream import StreamState
 from inferway.model import Cut, Endpoint, Headers, HolderId, KvTransfer, TokenIds, block_size_of
+from inferway.prompts.scoring_input import NO_POOLING, PoolingFacts
 from inferway.prompts.served import ModelSource
 from inferway.routing.limits.suspension import Suspension
 
@@ -51,6 +52,7 @@ class ProbeState:
     messages_why: str = ""  # how it differs
     live: str | None = None  # how a live prompt differed
     live_left: int = 0  # how many more must agree until that is over
+    pooling: PoolingFacts = NO_POOLING  # what it makes of prompts that it answers no chat of
     told: set[str] = field(default_factory=set)  # what the log has already
     live_told: set[str] = field(default_factory=set)
 

@@ -4,6 +4,7 @@ an engine joins, or is back     every probe, one after the other; a few engines 
 its ids differ                  its models go by load only; asked again every RECHECK_SECONDS
 it gives no verdict             unproven, which changes nothing; asked again, ever more seldom
 it cannot give one (too old)    unproven; asked again when it is back from somewhere
+it answers no chats             the same, and asked what it makes of texts that it compares
 it counts messages otherwise    its models' messages go by load only; asked again as above
 a live prompt's ids differ      its models go by load only, until LIVE_AGREEMENTS live prompts
                                 in a row agree: one odd request must not cost the others much
@@ -28,6 +29,7 @@ from inferway.errors import UpstreamError, crash_report
 from inferway.fleet.engine import Engine, ProbeState, ProofState
 from inferway.fleet.engine_client import EngineClient
 from inferway.fleet.engine_token_ids import PROBE_SECONDS, NoTokenIdsError, ask
+from inferway.fleet.pooling_probe import pooling_facts
 from inferway.model import Endpoint, Headers, TokenIds
 from inferway.openai_api.kinds import COUNT_TOKENS
 from inferway.openai_api.read_body import CountsMessages
@@ -48,7 +50,8 @@ from inferway.prompts.fidelity import (
     our_count,
     our_outcome,
 )
-from inferway.prompts.served import PromptSource, ServedModel
+from inferway.prompts.scoring_input import NO_POOLING
+from inferway.prompts.served import LocalPrompts, PromptSource, ServedModel
 from inferway_structured.decoding import UNREADABLE
 
 log = logging.getLogger("inferway.probe")
@@ -156,6 +159,9 @@ class Prober:
 
     async def _prove_until_told(self, subject: _Subject, prompts: PromptSource) -> None:
         retry, proof = self._retry_seconds, subject.proof
+        if proof.pooling != NO_POOLING:
+            proof.pooling = NO_POOLING
+            self._changed()
         while True:
             async with self._free:
                 may_change = await self._prove(subject, prompts)
@@ -174,7 +180,9 @@ class Prober:
                 finding = await find(subject.model, prompts.local, answers, differences)
         except UpstreamError as e:
             self._unproven(subject, str(e))
-            return not isinstance(e, NoTokenIdsError)
+            if isinstance(e, NoTokenIdsError):
+                return await self._ask_pooling(subject, prompts.local)
+            return True
         except Exception as e:
             words = "engine %s could not be probed, by a fault of the gateway: %s"
             log.error(words, subject.engine.name, crash_report(e))
@@ -190,6 +198,21 @@ class Prober:
         if prompts.local is not None:
             await self._prove_messages(subject, prompts.local)
         return True
+
+    async def _ask_pooling(self, subject: _Subject, prompts: LocalPrompts | None) -> bool:
+        """Ask an engine that makes no answers what it makes of prompts instead. Return whether it
+        makes sense to ask again."""
+        engine, model, proof = subject
+        if prompts is None:
+            return False
+        try:
+            found = await pooling_facts(self._client, engine, model, prompts)
+        except UpstreamError:
+            return True
+        if proof.pooling != found:
+            proof.pooling = found
+            self._changed()
+        return False
 
     async def _prove_messages(self, subject: _Subject, prompts: CountsMessages) -> None:
         (engine, model, proof), before = subject, subject.proof.messages

@@ -25,6 +25,7 @@ from inferway.fleet.engine import Engine, ProbeState, ProofState
 from inferway.fleet.engine_facts import ModelCard
 from inferway.fleet.remote_prompts import RemotePrompts
 from inferway.model import ContextLengths, HolderId, Reason
+from inferway.prompts.scoring_input import NO_POOLING, PoolingFacts
 from inferway.prompts.served import (
     ModelSource,
     NoPrompts,
@@ -205,6 +206,7 @@ class ServedModels:
             counts_messages={p.messages for p in messages} == {ProofState.AGREES},
             contexts=contexts,
             rules=rules,
+            pooling=self._pooling(name, live),
             caches_prefixes=any(e.sources and e.facts and e.facts.caches_prefixes for e in live),
             engine_name=name if is_adapter else engine.model_names[0],  # as vLLM does
         )
@@ -266,6 +268,11 @@ class ServedModels:
 
     def _proof(self, engine: Engine, model: str) -> ProbeState | None:
         return engine.proofs.get(self.subject(engine, model)) if engine.proofs else None
+
+    def _pooling(self, name: str, engines: Sequence[Engine]) -> PoolingFacts:
+        proofs = [self._proof(engine, name) for engine in engines]
+        found = {NO_POOLING if proof is None else proof.pooling for proof in proofs}
+        return found.pop() if len(found) == 1 else NO_POOLING
 
     def _unfaithful(self, engines: Sequence[Engine], model: str) -> str | None:
         for engine in engines:

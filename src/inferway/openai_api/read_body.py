@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         PromptBody,
         ResponsesRequest,
     )
+    from inferway.openai_api.scores import ScoreRequest
 
 JsonObject = dict[str, Any]
 Tokenizing = Coroutine[Any, Any, Tokenized]
@@ -45,6 +46,7 @@ class TokenizingModel(Protocol):
 
     async def tokenize_response(self, body: ResponsesRequest) -> Tokenized: ...
     async def tokenize_embeddings(self, body: EmbeddingsRequest) -> Tokenized: ...
+    async def tokenize_scores(self, body: ScoreRequest) -> Tokenized: ...
     def check_length(self, num_tokens: int, param: str) -> None:
         """Raise PromptTooLongError if no engine of the model takes a prompt of so many tokens."""
 

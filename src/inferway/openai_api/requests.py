@@ -6,7 +6,7 @@ asks which of its types a body has: each type answers what `ReadBody` names in i
 Only what we act on is typed; everything else stays in the original bytes, which are what the
 engine gets, and in `LLMRequest.fields` for who asks. Field names and defaults are those of
 vLLM 0.32 (entrypoints/openai/*/protocol.py, entrypoints/anthropic/protocol.py and
-entrypoints/pooling/embed/protocol.py, entrypoints/scale_out/token_in_token_out/protocol.py).
+entrypoints/pooling/*/protocol.py, entrypoints/scale_out/token_in_token_out/protocol.py).
 A null is an absent field, as OpenAI's clients send. What an error says of a missing field is
 llm-d's (field notes 3.1, 3.2).
 """
@@ -32,6 +32,7 @@ from inferway.openai_api.lenient import (
 )
 from inferway.openai_api.long_strings import LONG_BYTES, shortened
 from inferway.openai_api.read_body import JsonObject, ReadBody, Tokenizing, TokenizingModel
+from inferway.openai_api.scores import RerankRequest, ScoreRequest
 from inferway.openai_api.shapes import Guided
 from inferway.openai_api.token_ids import token_ids_in
 from inferway_structured.decoding import UNREADABLE
@@ -323,12 +324,57 @@ class EmbeddingsRequest(ReadBody, frozen=True, kw_only=True):
         is_one = isinstance(given, str) or not given or isinstance(given[0], int | dict)
         return [given] if is_one else given
 
+    def is_for(self, task: str | None) -> bool:  # noqa: ARG002
+        """Return whether engines whose models have this pooling task make these prompts: where it
+        is another one, they do not answer this path."""
+        return True
+
     def tokenized_by(self, model: TokenizingModel) -> Tokenizing:
         return model.tokenize_embeddings(self)
 
 
+class ClassifyRequest(EmbeddingsRequest, frozen=True, kw_only=True):
+    """The fields of a `/classify` body that we act on. Whatever is in them, the engine answers."""
+
+    path: ClassVar[str] = "/classify"
+    add_special_tokens: Any = None  # absent: false for a chat
+    truncate_prompt_tokens: Any = None
+    truncation_side: Any = None
+    padding: Any = None
+
+    @property
+    def given(self) -> str | list[Any]:
+        """The text, the texts, the token ids or the one chat; empty if it is something else."""
+        given: Any = super().given
+        if isinstance(given, str):
+            return given
+        is_chat = isinstance(given, list) and any(isinstance(each, dict) for each in given)
+        return given if isinstance(given, list) and is_chat == (given is self.messages) else []
+
+    def is_for(self, task: str | None) -> bool:
+        return task == "classify"
+
+
+class PoolingRequest(ClassifyRequest, frozen=True, kw_only=True):
+    """The fields of a `/pooling` body that we act on."""
+
+    path: ClassVar[str] = "/pooling"
+    task: Any = None  # absent: the engine's own
+    data: Any = None  # for a plugin of the engine's
+
+    def is_for(self, task: str | None) -> bool:
+        return task is not None and self.data is None and self.task in (None, task)
+
+
 PromptBody = ChatRequest | CompletionRequest  # whose prompts we derive as they are
-Body = PromptBody | ResponsesRequest | MessagesRequest | EmbeddingsRequest | GenerateRequest
+Body = (
+    PromptBody
+    | ResponsesRequest
+    | MessagesRequest
+    | EmbeddingsRequest
+    | ScoreRequest
+    | GenerateRequest
+)
 
 CHAT, COMPLETION, RESPONSES = ChatRequest.path, CompletionRequest.path, ResponsesRequest.path
 MESSAGES, EMBEDDINGS = MessagesRequest.path, EmbeddingsRequest.path
@@ -446,6 +492,26 @@ def parse_embeddings(raw: bytes) -> EmbeddingsRequest:
     raise InvalidRequestError(_NO_TEXTS, param="input")
 
 
+def parse_classify(raw: bytes) -> ClassifyRequest:
+    """Raises InvalidRequestError naming the field."""
+    return decode_body(raw, _CLASSIFY, {"model": _NO_MODEL})
+
+
+def parse_pooling(raw: bytes) -> PoolingRequest:
+    """Raises InvalidRequestError naming the field."""
+    return decode_body(raw, _POOLING, {"model": _NO_MODEL})
+
+
+def parse_score(raw: bytes) -> ScoreRequest:
+    """Raises InvalidRequestError naming the field."""
+    return decode_body(raw, _SCORE, {"model": _NO_MODEL})
+
+
+def parse_rerank(raw: bytes) -> RerankRequest:
+    """Raises InvalidRequestError naming the field."""
+    return decode_body(raw, _RERANK, {"model": _NO_MODEL})
+
+
 def parse_generate(raw: bytes) -> GenerateRequest:
     """Raises InvalidRequestError naming the field."""
     required = {"token_ids": _NO_IDS, "sampling_params": _NO_PARAMS}
@@ -468,6 +534,10 @@ _RESPONSES = msgspec.json.Decoder(ResponsesRequest)
 _MESSAGES = msgspec.json.Decoder(MessagesRequest)
 _COUNT_TOKENS = msgspec.json.Decoder(CountTokensRequest)
 _EMBEDDINGS = msgspec.json.Decoder(EmbeddingsRequest)
+_CLASSIFY = msgspec.json.Decoder(ClassifyRequest)
+_POOLING = msgspec.json.Decoder(PoolingRequest)
+_SCORE = msgspec.json.Decoder(ScoreRequest)
+_RERANK = msgspec.json.Decoder(RerankRequest)
 _GENERATE = msgspec.json.Decoder(GenerateRequest, dec_hook=token_ids_in)
 _FIELDS = msgspec.json.Decoder(JsonObject)
 

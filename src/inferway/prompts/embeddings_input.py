@@ -80,7 +80,9 @@ def check_uncut(body: EmbeddingsRequest, prompts: Sequence[TokenIds]) -> None:
     """Raise RenderError if a prompt is cut at no side that the body names: vLLM cuts those of
     pooling models to the right, and keeps the special tokens at their ends."""
     keep = body.truncate_prompt_tokens
-    if keep is not None and body.truncation_side is None and 0 <= keep < max(map(len, prompts)):
+    if keep is None or body.truncation_side is not None:
+        return
+    if type(keep) is not int or 0 <= keep < max(map(len, prompts)):
         raise _left("truncate_prompt_tokens: which tokens are kept, the engine says")
 
 

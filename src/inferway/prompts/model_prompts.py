@@ -56,6 +56,8 @@ from inferway.prompts.render_requests import (
     RenderResult,
 )
 from inferway.prompts.renderer import Renderer, Rendering, encode
+from inferway.prompts.score_prompts import Joiner
+from inferway.prompts.scoring_input import Join, Scored, left
 from inferway.prompts.served import LocalPrompts, ModelSource, NoPrompts, PromptSource
 from inferway.prompts.tokenizer.token_rows import truncated
 from inferway.prompts.version_rules import OLDER_RULES, VersionRules
@@ -64,6 +66,8 @@ log = logging.getLogger("inferway")
 
 # Of one request: keys and matches are made on the event loop, about 10 µs for each prompt.
 MAX_PROMPTS = 256
+# What writing a pair with a template, or putting it together, takes beside encoding it.
+CHARS_EACH_SCORE = 1000
 
 
 class ModelPrompts:
@@ -216,6 +220,25 @@ class ModelPrompts:
         make = partial(self._completion_ids, body, keep)
         return Tokenized(await self._renderer.off_loop_if_large(self._model, size, make))
 
+    async def tokenize_scores(self, scored: Scored, join: Join) -> list[TokenIds]:
+        """Return the ids of each prompt that such engines make of texts which are compared. Raises
+        as `tokenize` does."""
+        self._check_number(len(scored.first) + len(scored.second), "documents")
+        limit = self._least_model_len
+        if limit is not None and limit <= scored.most_tokens_of_a_text:
+            raise left("max_tokens_per_query, max_tokens_per_doc: no less than the context")
+        keep = self._kept_tokens(scored, 0)
+        joiner = Joiner(self._model.tokenizer, self._given_template, keep, self._max_chars)
+        make = partial(joiner.prompts, scored, join)
+        if scored.most_tokens_of_a_text:  # by another encoder, which may have to be unpacked
+            found = await self._renderer.in_thread(make, self._model)
+        else:
+            size = scored.num_chars + CHARS_EACH_SCORE * len(scored.second)
+            found = await self._renderer.off_loop_if_large(self._model, size, make)
+        for ids in found:
+            self._check_length(len(ids), "documents")
+        return found
+
     async def _tokenize_chat(self, body: ChatRequest) -> Tokenized:
         forwarded = forwarded_ids(body)
         if forwarded is not None:
@@ -366,13 +389,16 @@ class ModelPrompts:
 
     def _completion_ids(self, body: CompletionRequest, keep: int | None) -> list[TokenIds]:
         prompts = body.prompts
+        self._check_number(len(prompts), "prompt")
+        return [self._prompt_ids(body, prompt, keep) for prompt in prompts]
+
+    def _check_number(self, number: int, param: str) -> None:
         most = self._max_prompts
-        if most is not None and len(prompts) > most:
+        if most is not None and number > most:
             raise RenderError(
-                f"prompt: {len(prompts)} in one request, more than {most} are not looked at",
+                f"{param}: {number} in one request, more than {most} are not looked at",
                 reason=Reason.MANY_PROMPTS,
             )
-        return [self._prompt_ids(body, prompt, keep) for prompt in prompts]
 
     def _prompt_ids(
         self, body: CompletionRequest, prompt: str | list[int], keep: int | None
@@ -397,7 +423,7 @@ class ModelPrompts:
             return None
         return self.max_model_len * self._model.tokenizer.max_chars_per_token
 
-    def _kept_tokens(self, body: PromptBody, max_tokens: int | None) -> int | None:
+    def _kept_tokens(self, body: PromptBody | Scored, max_tokens: int | None) -> int | None:
         """vLLM: -1 keeps what the context holds, perhaps less one token for the answer."""
         keep, limit = body.truncate_prompt_tokens, self.max_model_len
         if keep is None:

@@ -19,10 +19,12 @@ from inferway.openai_api.requests import (
     PromptBody,
     ResponsesRequest,
 )
+from inferway.openai_api.scores import ScoreRequest
 from inferway.prompts.body_size import check_length
 from inferway.prompts.chat.responses_input import as_chat, in_its_fields
 from inferway.prompts.embeddings_input import as_prompts, check_uncut
 from inferway.prompts.media.chat_media import ChatMedia
+from inferway.prompts.scoring_input import NO_POOLING, PoolingFacts, TokenizesScores, left, scored
 from inferway.prompts.version_rules import OLDER_RULES, VersionRules
 
 
@@ -52,7 +54,7 @@ class PromptSource(CountsMessages, Protocol):
         none."""
 
 
-class LocalPrompts(PromptSource, Protocol):
+class LocalPrompts(PromptSource, TokenizesScores, Protocol):
     """Prompts that are made in this process (model_prompts.ModelPrompts)."""
 
     @property
@@ -130,6 +132,7 @@ class ServedModel:
     rules: VersionRules = OLDER_RULES  # for its prompts, that its engines have
     # its engines say that they keep prompts, and tell of it
     caches_prefixes: bool = False
+    pooling: PoolingFacts = NO_POOLING  # that its engines have in common
     engine_name: str | None = None  # an alias: the name that the engine puts into its answers
 
     def without_engines(self) -> ServedModel:
@@ -162,19 +165,38 @@ class ServedModel:
     async def tokenize_embeddings(self, body: EmbeddingsRequest) -> Tokenized:
         """Return the ids of each prompt, where engines keep them: pooling models with bidirectional
         attention keep none. What we would refuse, the engine says in its words."""
-        if not self.caches_prefixes:
-            raise RenderError("its engines keep no prompts", reason=Reason.EMBEDDINGS)
-        prompts = self.prompts if isinstance(self.prompts, NoPrompts) else self.prompts.local
-        if prompts is None:
-            raise RenderError("its prompts are not made here", reason=Reason.EMBEDDINGS)
+        prompts = self._keeping()
+        if not body.is_for(self.pooling.task):
+            raise left("task: the engine's is another one, or not known")
         try:
             made = [(await prompts.tokenize(each)).before_media() for each in as_prompts(body)]
         except RequestError as e:
-            raise RenderError(str(e), reason=Reason.EMBEDDINGS) from e
+            raise left(str(e)) from e
         partly = (each.reason for each in made if not each.reason.is_whole)
         ids = [each for tokenized in made for each in tokenized.token_ids]
         check_uncut(body, ids)
         return Tokenized(ids, next(partly, Reason.KV_AWARE))
+
+    async def tokenize_scores(self, body: ScoreRequest) -> Tokenized:
+        """Return the ids of each prompt that engines make of texts which are compared, where they
+        keep them."""
+        prompts, join = self._keeping(), self.pooling.join
+        if join is None:
+            raise left("how its engines join texts that are compared is not known")
+        try:
+            return Tokenized(await prompts.tokenize_scores(scored(body), join))
+        except RequestError as e:
+            raise left(str(e)) from e
+
+    def _keeping(self) -> LocalPrompts:
+        """Return what makes prompts here that engines keep. Raises RenderError."""
+        if not self.caches_prefixes:
+            raise left("its engines keep no prompts")
+        if isinstance(self.prompts, NoPrompts):
+            raise RenderError(self.prompts.why, reason=self.prompts.reason)
+        if self.prompts.local is None:
+            raise left("its prompts are not made here")
+        return self.prompts.local
 
     def check_length(self, num_tokens: int, param: str) -> None:
         """Raise PromptTooLongError if no engine of the model takes a prompt of so many tokens."""

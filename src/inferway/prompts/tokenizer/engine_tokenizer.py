@@ -234,11 +234,15 @@ def _finish(tokenizer: tokenizers.Tokenizer, made_as: TokenizerClass, declared: 
 
 
 def _set_post_processor(tokenizer: tokenizers.Tokenizer, parts: Sequence[Token]) -> None:
-    """`parts`: the tokens around a text, which is "$A"."""
+    """`parts`: the tokens around a text, which is "$A"; around each of a pair they are the same."""
     contents = [str(part) for part in parts] or ["$A"]
     ids = {content: tokenizer.token_to_id(content) for content in contents if content != "$A"}
+    known = [content for content in contents if ids.get(content, 0) is not None]
+    single = [f"{content}:0" for content in known]
+    second = [f"{content.replace('$A', '$B')}:1" for content in known]
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=[f"{content}:0" for content in contents if ids.get(content, 0) is not None],
+        single=single,
+        pair=[*single, *second],
         special_tokens=[(content, id) for content, id in ids.items() if id is not None],
     )
 

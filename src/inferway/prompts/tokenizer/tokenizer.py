@@ -155,6 +155,7 @@ class Tokenizer:
         self.special_tokens = built.special_tokens
         self.max_chars_per_token = max(map(len, built.tokenizer.get_vocab(True)), default=1)
         self._prefix, self._suffix = _added_specials(built.tokenizer)
+        self._around_pair = _around_pair(built.tokenizer)
         self._not_followed = built.not_followed
         cuts = find_cuts(built.tokenizer)
         self._reference = HfEncoder(built.tokenizer)
@@ -184,6 +185,18 @@ class Tokenizer:
         if not len(prefix) and not len(suffix):
             return body
         return np.concatenate([prefix, body, suffix])
+
+    def encode_pair(self, first: str, second: str) -> TokenIds:
+        """Return the ids of two texts with the special tokens that the tokenizer has for a pair.
+        Raises as `encode` does."""
+        if self._around_pair is None:
+            raise RenderError(
+                "the tokenizer does more with a pair of texts than add special tokens",
+                reason=Reason.BAD_TOKENIZER,
+            )
+        before, between, behind = self._around_pair
+        texts = (self.encode(text, add_special_tokens=False) for text in (first, second))
+        return np.concatenate([before, next(texts), between, next(texts), behind])
 
     def num_new_chars(self, text: str) -> int:
         """Return how many characters of `text` a call of `encode` would encode, without the start
@@ -329,6 +342,21 @@ def _added_specials(tokenizer: tokenizers.Tokenizer) -> tuple[TokenIds, TokenIds
         "the tokenizer's post-processor does more than add special tokens around a text",
         reason=Reason.BAD_TOKENIZER,
     )
+
+
+def _around_pair(tokenizer: tokenizers.Tokenizer) -> tuple[TokenIds, TokenIds, TokenIds] | None:
+    """What the post-processor puts before, between and behind two texts; None if it does more."""
+    first, second = (list(ids) for ids in encode_all(tokenizer, ["a", "b"]))
+    [pair] = tokenizer.encode_batch_fast([("a", "b")], add_special_tokens=True)
+    ids, texts = pair.ids, pair.sequence_ids
+    if 0 not in texts or 1 not in texts:
+        return None
+    at, then = texts.index(0), texts.index(1)
+    before, between = ids[:at], ids[at + len(first) : then]
+    behind = ids[then + len(second) :]
+    if ids != [*before, *first, *between, *second, *behind]:
+        return None
+    return token_ids(before), token_ids(between), token_ids(behind)
 
 
 def _agreeing_fastokens(reference: HfEncoder) -> tuple[_FastEncoder | None, str]:
