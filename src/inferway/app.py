@@ -39,6 +39,7 @@ from inferway.indexer import Indexer
 from inferway.kv.events.dialect_finder import SEEDS
 from inferway.kv.events.event import Batch
 from inferway.model import Alarm, HolderId
+from inferway.openai_api.long_strings import AFTER_TEXT
 from inferway.prompts.freed_memory import give_back_large
 from inferway.prompts.renderer import Renderer
 from inferway.routing.director import EVENT_SECONDS, Director
@@ -50,7 +51,7 @@ from inferway.routing.warm_prefixes import WarmPrefixes
 from inferway.scheduling.expected_ttft.plugin import ExpectedTtft
 from inferway.scheduling.load import scheduling_of
 from inferway.servers import Process, Servers
-from inferway.tasks import Later
+from inferway.tasks import Later, give_way
 from inferway.telemetry.access_log import AccessLog
 from inferway.telemetry.autoscaling import Autoscaling
 from inferway.telemetry.cache_worth import CacheWorth
@@ -463,7 +464,7 @@ class Gateway:
         for note in self.scheduling.notes:
             log.info("%s", note)
         # One at a time: parsers keep the GIL, and several would starve the event loop.
-        large_bodies = ThreadPoolExecutor(1, "bodies")
+        large_bodies = ThreadPoolExecutor(1, "bodies", partial(AFTER_TEXT.set, give_way))
         self._stack.callback(large_bodies.shutdown, wait=True, cancel_futures=True)
         once = build_tokens_once(settings, self.fleet, picks=self._picks)
         return Director(

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 
 SLICE_SECONDS = 0.001
+_BYTES_A_SECOND = 0.6e9  # half as many as text is made of
 
 
 class TimeSlice:
@@ -33,6 +34,12 @@ class TimeSlice:
         up the event loop by itself."""
         await asyncio.sleep(0)
         self.begin()
+
+
+def give_way(num_bytes: int) -> None:
+    """Let other threads run for twice as long as it took to make text of so many bytes, in which
+    time none could: many such steps, one after the other, would hold up threads of short ones."""
+    time.sleep(num_bytes / _BYTES_A_SECOND)
 
 
 async def happens_within(event: asyncio.Event, seconds: float) -> bool:

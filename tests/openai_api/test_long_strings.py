@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from contextvars import copy_context
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from inferway.openai_api.edits import (
     with_media_uuids,
     with_model,
 )
-from inferway.openai_api.long_strings import LONG_BYTES, shortened
+from inferway.openai_api.long_strings import AFTER_TEXT, LONG_BYTES, shortened
 from inferway.openai_api.requests import parse_chat
 from inferway_structured.decoding import UNREADABLE
 
@@ -141,3 +142,15 @@ def test_a_body_of_many_short_strings_is_not_searched_to_its_end() -> None:
     many = [{"type": "text", "text": "a"}] * 10_000
 
     assert shortened(chat(*many, part())) is None
+
+
+def test_the_length_of_each_text_is_told_once_it_is_made() -> None:
+    told: list[int] = []
+
+    def parse() -> None:
+        AFTER_TEXT.set(told.append)
+        parse_chat(BODIES["two"])
+
+    copy_context().run(parse)
+
+    assert told == [len(LONG), len(OTHER)]

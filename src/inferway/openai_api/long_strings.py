@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import re
 import secrets
-import threading
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from io import BytesIO
 from typing import Any
 
@@ -19,7 +18,8 @@ import msgspec
 import numpy as np
 
 LONG_BYTES = 64 * 1024  # of a string that is worth it
-_BYTES_A_SECOND = 0.6e9  # half as many as text is made of
+# Called after text of so many bytes was made, in which time no other thread could run.
+AFTER_TEXT: ContextVar[Callable[[int], object]] = ContextVar("AFTER_TEXT", default=lambda _: None)
 _BYTES_A_QUOTE = 512  # of a body, at least, if it is searched to its end: a quote takes 0.1 µs
 _MARK = secrets.token_hex(16)  # nobody outside knows it, so that no string of a client has it
 _STAND_IN = re.compile(f"{_MARK}-([0-9]+)-".encode())
@@ -34,7 +34,8 @@ class Shortened:
         """`cuts`: from where to where the data URLs stand, without their quotes."""
         self._body, self._cuts = body, cuts
         self._texts = {f"{_MARK}-{number}-": number for number in range(len(cuts))}
-        pieces, end = list[bytes](), 0
+        pieces: list[bytes] = []
+        end = 0
         for (start, until), text in zip(cuts, self._texts, strict=True):
             pieces += [body[end:start], text.encode()]
             end = until
@@ -72,7 +73,7 @@ class Shortened:
             if number is not None:
                 start, until = self._cuts[number]
                 parent[place] = str(whole[start:until], "ascii")
-                _give_way(until - start)
+                AFTER_TEXT.get()(until - start)
                 left -= 1
         return left == 0
 
@@ -94,7 +95,8 @@ def _strings_in(decoded: msgspec.Struct) -> Iterator[tuple[Any, Any, str]]:
 
 def shortened(body: bytes) -> Shortened | None:
     """Return the body without its long data URLs; None if there is none that can be left out."""
-    cuts, start = list[tuple[int, int]](), body.find(b'"')
+    start = body.find(b'"')
+    cuts: list[tuple[int, int]] = []
     for _ in range(len(body) // _BYTES_A_QUOTE):
         end = body.find(b'"', start + 1)
         if start < 0 or end < 0:
@@ -103,14 +105,6 @@ def shortened(body: bytes) -> Shortened | None:
             cuts.append((start + 1, end))
         start = end
     return Shortened(body, cuts) if cuts else None
-
-
-def _give_way(num_bytes: int) -> None:
-    """Let other threads run for twice as long as they could not, while text of so many bytes was made:
-    many such steps, one after the other, would hold up a thread of short ones. Nothing is done in
-    the main thread, which has the event loop."""
-    if threading.current_thread() is not threading.main_thread():
-        time.sleep(num_bytes / _BYTES_A_SECOND)
 
 
 def _is_plain(body: bytes, start: int, end: int) -> bool:
