@@ -140,6 +140,7 @@ def simulate_cells(
         found.engine += number * spec.num_engines
         whole.put(places, found)
         gaps.append(found.gaps)
+    whole.num_engines = fleet.num_engines
     whole.gaps = tuple(map(np.concatenate, zip(*gaps, strict=True)))
     return whole
 
@@ -236,6 +237,7 @@ class Simulation:
             else:
                 self._arrive()
         self._check_ended()
+        self._outcome.num_engines = len(self._engines)
         self._outcome.cpu_seconds = process_time() - began
         self._outcome.gaps = tuple(
             np.concatenate([np.asarray(engine.gaps[which]) for engine in self._engines])

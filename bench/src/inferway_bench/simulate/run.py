@@ -24,10 +24,12 @@ from inferway_bench.policies.requests import (
     FILES,
     ChatSpec,
     Figures,
+    SmgSpec,
     Workload,
     chats,
     read_trace,
     repeated,
+    smg,
     stored,
 )
 from inferway_bench.policies.simulate import FleetSpec, simulate, simulate_cells
@@ -180,7 +182,7 @@ def _round_robins_rate(
     return idle, low
 
 
-CHATS = "chats"
+CHATS, SMG = "chats", "smg"
 _UNSEEDED = ("mooncake", "azure")  # a seed changes only when their requests arrive
 _CONSTANTS = EngineSpec.__struct_fields__
 _LARGE = 100_000  # requests; from so many on one process at a time has the memory
@@ -206,7 +208,7 @@ class SimulatePlan(msgspec.Struct, frozen=True):
 
     # fmt: off
     trace: Annotated[tuple[str, ...], flag(
-        "Replay this file, or mooncake, agentic or azure of --data, or chats, which are generated."
+        "Replay this file, or mooncake, agentic or azure of --data, or chats or smg, which are generated."
         " FILE@TOKENS gives the engines KV caches of this number of tokens.", metavar="FILE",
     )] = (CHATS,)
     engines: Annotated[tuple[int, ...], flag(
@@ -328,6 +330,8 @@ def _split(trace: str) -> tuple[str, int | None]:
 @lru_cache(maxsize=16)
 def _workload(name: str, seed: int, requests: int | None, traces: Path) -> Workload:
     """A process keeps those that it has made last."""
+    if name == SMG:
+        return smg(seed, SmgSpec() if requests is None else SmgSpec(num_requests=requests))
     if name == CHATS:
         most = ChatSpec().num_requests
         workload = chats(seed, ChatSpec(num_requests=min(requests or most, most)))
