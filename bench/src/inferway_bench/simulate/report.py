@@ -390,6 +390,49 @@ HYBRID = replace(
     takes="6 minutes",
 )  # fmt: skip
 
+SmgPlan = preset(
+    "SmgPlan",
+    trace=("smg@1200000",),
+    engines=(240,),
+    gateways=(8,),
+    policy=("least-request", "cache-aware", DEAF, OURS, f"{OURS}+peers@20"),
+    # its mock worker: 4.3 ms a step, 80,000 tokens a second, 320 of them in a step, 80 requests
+    engine=(
+        *("step_seconds=0.0043", "decode_seconds=0", "prefill_seconds=0.0000125"),
+        *("max_batched_tokens=400", "max_num_seqs=80"),
+    ),
+    warm_up=0.2,
+)
+POLICIES_SMG = replace(
+    POLICIES,
+    name="policies-smg",
+    help="Repeat SMG's published experiment in virtual time: 240 engines behind 8 gateways, each "
+    "request at any of them.",
+    plan=SmgPlan,
+    tables=(
+        Table(
+            "simulations",
+            "The share of prompt tokens that came from a cache, of second turns and of all "
+            "requests; how the requests of an engine scatter (standard deviation by mean); TTFT in "
+            "ms",
+            ("policy",),
+            (
+                Column("returning", "second turns", "{:.1f}%", "mean alone", "higher", "%"),
+                replace(_CACHED, head="all"),
+                Column("scatter", "scatter", "{:.3f}", "mean alone", "lower"),
+                replace(_TTFT, shown="mean alone"), _P90,
+            ),
+        ),
+        TRACES,
+    ),
+    chart=Chart("SMG's experiment in virtual time", (_OVER_POLICIES,)),
+    quick={"requests": 2_000, "engines": (8,), "policy": (OURS,)},
+    losses=partial(losses, {"ttft": SAID["ttft"]}),
+    question="how much of the cache several gateways find without a service that they share, and "
+    "how evenly they spread requests, in the experiment that SMG published",
+    takes="40 minutes",
+)  # fmt: skip
+
 KvTransferPlan = preset(
     "KvTransferPlan",
     trace=("mooncake", "agentic@1048576", "azure"),
@@ -453,6 +496,7 @@ KV_TRANSFER = replace(
     takes="15 minutes",
 )
 
-simulate, policies, policies_fleet, policies_hybrid, kv_transfer = (
-    benchmark.command() for benchmark in (SIMULATE, POLICIES, POLICIES_FLEET, HYBRID, KV_TRANSFER)
+simulate, policies, policies_fleet, policies_hybrid, policies_smg, kv_transfer = (
+    benchmark.command()
+    for benchmark in (SIMULATE, POLICIES, POLICIES_FLEET, HYBRID, POLICIES_SMG, KV_TRANSFER)
 )
