@@ -96,8 +96,8 @@ def test_the_same_seed_gives_the_same_run(name: str) -> None:
     assert np.array_equal(first.engine, second.engine)
 
 
-def test_another_seed_gives_another_run() -> None:
-    assert not np.array_equal(run("round-robin", seed=1).engine, run("round-robin", seed=3).engine)
+def test_other_seeds_give_other_runs() -> None:
+    assert len({tuple(run("round-robin", seed=seed).engine.tolist()) for seed in range(4)}) > 1
 
 
 @pytest.mark.parametrize("gateways", [1, 3])

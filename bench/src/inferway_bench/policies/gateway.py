@@ -203,7 +203,7 @@ class Gateway:
         self._shown: Sequence[Endpoint] | None = None  # the first of all; None: all
 
     def show(self, count: int) -> None:
-        """Choose among the first so many engines from now on."""
+        """Keep to the first so many engines from now on."""
         self._shown = self.table.endpoints[:count]
 
     def join(self, post: Post, place: int, first: Gateway) -> None:

@@ -292,7 +292,7 @@ class Lodestar:
     def follow(
         self, request: LLMRequest, candidates: Candidates, choice: SchedulingResult
     ) -> RequestListener:
-        return _Timed(self, self._states[choice.targets[0].endpoint.holder], candidates.now)
+        return _Awaited(self, self._states[choice.targets[0].endpoint.holder], candidates.now)
 
     def learn(self, state: Column, seconds: float) -> None:
         """Keep an answer, and train when there are enough new ones."""
@@ -312,7 +312,7 @@ class Lodestar:
 
 
 @dataclass(slots=True)
-class _Timed(RequestListener):
+class _Awaited(RequestListener):
     rule: Lodestar
     state: Column
     began: float
