@@ -203,7 +203,7 @@ def test_lodestar_stays_with_two_engines_while_caches_are_full() -> None:
     rule.model.train(np.ones((10, 8)), np.ones(10))
     few = hashed(7, 4)
 
-    rows = set()
+    rows: set[int] = set()
     for _ in range(20):
         candidates = fleet([0] * 4, np.random.default_rng(len(rows)).integers(0, 9, 4).tolist())
         candidates.kv_usage[:] = 0.9
