@@ -194,7 +194,7 @@ def test_lodestar_follows_its_first_rule_until_it_is_trained_and_then_what_it_ha
     assert before == 1
     assert (len(rule.recent), len(rule.replay)) == (400, 400)
     truth = np.where(states[:, 7] == 1.0, 0.1, 1.0)
-    assert np.abs(rule.model.predicted(states) - truth).mean() < 0.1
+    assert np.abs(rule.model.predicted(states) - truth).mean() < 0.15
 
 
 def test_lodestar_stays_with_two_engines_while_caches_are_full() -> None:

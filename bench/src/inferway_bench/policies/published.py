@@ -10,6 +10,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +33,7 @@ from inferway_llmd.scheduling.producers.inflight_load import InflightLoad, token
 
 _PREFILL = token_column("prefill")
 _PROFILED = EngineSpec()  # by those whose rules need an engine's times from before
-Columns = NDArray[np.float64]  # figures x engines, or engines x figures
+Columns = NDArray[np.floating[Any]]  # a row for each engine, or answer
 
 
 def published(rule: ProfileHandler) -> Policy:
@@ -328,24 +329,30 @@ class Perceptron:
         sizes = [inputs, hidden, hidden, hidden, 1]
         self._rng = rng
         self._layers = [
-            [rng.normal(0.0, (2 / size) ** 0.5, (size, width)), np.zeros(width)]
+            [
+                rng.standard_normal((size, width), np.float32) * np.float32((2 / size) ** 0.5),
+                np.zeros(width, np.float32),
+            ]
             for size, width in pairwise(sizes)
         ]
-        self._moments = [[np.zeros((2, *part.shape)) for part in both] for both in self._layers]
+        self._moments = [[np.zeros_like([part] * 2) for part in both] for both in self._layers]
         self._steps = 0
         self._mean = self._scale = np.zeros(inputs)
         self._unit = 1.0
 
     def predicted(self, inputs: Columns) -> Column:
         """Return the number of each row."""
-        outputs = self._outputs((inputs - self._mean) / self._scale)[-1]
-        return outputs[:, 0] * self._unit
+        outputs = self._outputs(self._scaled(inputs))[-1]
+        return outputs[:, 0].astype(np.float64) * self._unit
 
-    def train(self, inputs: Columns, targets: Column, epochs: int = 4, batch: int = 256) -> None:
+    def _scaled(self, inputs: Columns) -> Columns:
+        return ((inputs - self._mean) / self._scale).astype(np.float32)
+
+    def train(self, inputs: Columns, targets: Column, epochs: int = 3, batch: int = 256) -> None:
         """Learn the targets of all rows."""
         self._mean, self._scale = inputs.mean(axis=0), inputs.std(axis=0) + 1e-6
         self._unit = float(targets.std()) or 1.0
-        scaled, wanted = (inputs - self._mean) / self._scale, targets / self._unit
+        scaled, wanted = self._scaled(inputs), (targets / self._unit).astype(np.float32)
         for _ in range(epochs):
             order = self._rng.permutation(len(wanted))
             for at in range(0, len(order), batch):
@@ -359,7 +366,7 @@ class Perceptron:
             outputs.append(after if len(outputs) == len(self._layers) else np.maximum(after, 0.0))
         return outputs
 
-    def _step(self, inputs: Columns, wanted: Column, rate: float = 1e-3) -> None:
+    def _step(self, inputs: Columns, wanted: Columns, rate: float = 1e-3) -> None:
         outputs = self._outputs(inputs)
         slope = 2 * (outputs[-1] - wanted[:, None]) / len(wanted)
         self._steps += 1

@@ -264,7 +264,7 @@ POLICIES = Benchmark(
     losses=partial(losses, {"ttft": SAID["ttft"]}),
     question="how the routing policy changes time to first token on a simulated fleet: Inferway's "
     "policies, those of its peers, published ones, and an oracle",
-    takes="25 minutes",
+    takes="27 minutes",
     times="virtual",
 )  # fmt: skip
 FleetPlan = preset(
