@@ -25,12 +25,11 @@ from inferway_bench.policies.catalog import (
     Memory,
     RoundRobin,
     approximate,
-    chosen,
     expected,
     policy_named,
 )
 from inferway_bench.policies.engine import Engine, EngineSpec, Job
-from inferway_bench.policies.gateway import Feed, Gateway, Holders, Policy, endpoints_of
+from inferway_bench.policies.gateway import Feed, Gateway, Holders, Policy, chosen, endpoints_of
 from inferway_bench.policies.requests import (
     AGENTIC_MOST,
     ChatSpec,
@@ -97,8 +96,8 @@ def test_the_same_seed_gives_the_same_run(name: str) -> None:
     assert np.array_equal(first.engine, second.engine)
 
 
-def test_another_seed_gives_another_run() -> None:
-    assert not np.array_equal(run("random", seed=1).engine, run("random", seed=2).engine)
+def test_other_seeds_give_other_runs() -> None:
+    assert len({tuple(run("round-robin", seed=seed).engine.tolist()) for seed in range(4)}) > 1
 
 
 @pytest.mark.parametrize("gateways", [1, 3])
@@ -251,7 +250,7 @@ def test_the_oracle_knows_when_the_first_token_comes_of_who_is_added_last() -> N
         assert said == pytest.approx(now, rel=0.05)
 
 
-@pytest.mark.parametrize("name", ["random", "round-robin", "least-request"])
+@pytest.mark.parametrize("name", ["round-robin", "least-request"])
 def test_the_oracle_finds_more_cached_than_who_does_not_look(name: str) -> None:
     assert cached_share(run("oracle")) > cached_share(run(name))
 
@@ -452,10 +451,7 @@ def test_a_session_keeps_its_place_on_the_ring_when_another_engine_comes() -> No
 def test_llm_ds_default_looks_at_the_first_4096_tokens_of_a_prompt() -> None:
     world = World([], [], 512, random.Random(1), lambda: 0.0)
 
-    given, whole = approximate(world), approximate(world, whole=True)
-
-    assert given["maxPrefixBlocksToMatch"] * 512 == 4_096
-    assert whole["maxPrefixBlocksToMatch"] == 0
+    assert approximate(world)["maxPrefixBlocksToMatch"] * 512 == 4_096
 
 
 def test_who_hears_nothing_remembers_what_it_sent_as_far_as_a_cache_reaches() -> None:

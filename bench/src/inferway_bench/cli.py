@@ -30,6 +30,9 @@ COMMANDS = {
         "inferway_bench.simulate.report", "policies_hybrid",
         "Compare what an index knows of hybrid models.",
     ),
+    "policies-smg": (
+        "inferway_bench.simulate.report", "policies_smg", "Repeat SMG's published experiment.",
+    ),
     "kv-transfer": (
         "inferway_bench.simulate.report", "kv_transfer",
         "Compare when prompts are computed apart from their answers.",

@@ -122,7 +122,7 @@ def test_a_word_that_is_none_is_refused(word: str, why: str) -> None:
 
 
 def test_a_policy_that_is_not_known_is_refused_with_those_that_are() -> None:
-    with pytest.raises(BenchError, match="no policy 'best'; known: random"):
+    with pytest.raises(BenchError, match="no policy 'best'; known: round-robin"):
         run_of(REPLACE(SMALL, policy=("best",)))
 
 
@@ -134,34 +134,22 @@ def test_a_missing_trace_is_told_with_the_cure(tmp_path: Path) -> None:
 def test_the_command_shows_its_tables() -> None:
     flags = ["--requests", "100", "--rate", "20", "--engines", "2", "--processes", "1"]
 
-    shown = CliRunner().invoke(simulate, [*flags, "--policy", "random"])
+    shown = CliRunner().invoke(simulate, [*flags, "--policy", "round-robin"])
 
     assert shown.exit_code == 0, shown.output
-    assert "random" in shown.output
+    assert "round-robin" in shown.output
     assert CliRunner().invoke(simulate, ["--slow", "9"]).exit_code == 1
 
 
-def test_cells_are_fleets_of_their_own_among_which_sessions_are_divided() -> None:
-    run = run_of(REPLACE(SMALL, engines=(4,), cells=(1, 4), gateways=(1,), seeds=1))
+def test_a_fleet_with_slow_engines_gets_the_same_requests() -> None:
+    run = run_of(REPLACE(SMALL, gateways=(1,), slow=(0, 1), seeds=1))
 
-    one, four = run.select("simulations", policy="expected-ttft")
-    assert (one.keys["cells"], four.keys["cells"]) == (1, 4)
-    assert four.median("ttft") > one.median("ttft")
-    assert four.median("cached") == pytest.approx(one.median("cached"), abs=10)
-    assert "| policy | cells |" in SIMULATE.markdown(run)
-
-
-def test_one_cell_is_the_fleet() -> None:
-    plan = REPLACE(SMALL, gateways=(1,), seeds=1)
-    whole, divided = run_of(plan), run_of(REPLACE(plan, cells=(1,)))
-
-    for one, other in zip(whole.select("simulations"), divided.select("simulations"), strict=True):
-        assert one.values["ttft"] == other.values["ttft"]
-
-
-def test_engines_that_cannot_be_divided_are_refused() -> None:
-    with pytest.raises(BenchError, match="--cells 2: it must divide the 3 engines evenly"):
-        run_of(REPLACE(SMALL, cells=(2,)))
+    alike, slow = run.select("simulations", policy="expected-ttft")
+    assert (alike.keys.get("slow"), slow.keys["slow"]) == (None, 1)
+    assert slow.values["rate"] == alike.values["rate"]
+    assert slow.median("ttft") > alike.median("ttft")
+    assert "| policy | slow |" in SIMULATE.markdown(run)
+    assert "In rows with slow: 1 so many are 3 × slower" in SIMULATE.markdown(run)
 
 
 # presets
@@ -169,7 +157,7 @@ def test_engines_that_cannot_be_divided_are_refused() -> None:
 TINY = PoliciesPlan(
     trace=("chats",), requests=300, load=(0.75,), seeds=2,
     policy=("round-robin", "llm-d-default", "kv-aware", "expected-ttft", "oracle"),
-    gateways=(1,), bisections=2, processes=1,
+    bisections=2, processes=1,
 )  # fmt: skip
 
 
@@ -206,7 +194,7 @@ def test_a_world_is_what_a_policy_is_made_of() -> None:
 
     def make(world: World):  # type: ignore[no-untyped-def]
         seen.append(world)
-        return policy_named("random")(world)
+        return policy_named("round-robin")(world)
 
     work = Workload(
         "one", "", 8, [SimRequest(blocks=(), prompt_tokens=1, output_tokens=1, session=1)]

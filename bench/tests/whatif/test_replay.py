@@ -121,7 +121,7 @@ def _asked(workload: Workload) -> set[int]:
 def test_a_replay_by_the_recorded_choices_sends_each_request_where_it_went(
     workload: Workload,
 ) -> None:
-    found = replay_of(recording(workload, "random"))
+    found = replay_of(recording(workload, "least-request"))
     truth = measured_figures(found)
 
     told = simulated(found, Variant("", AS_RECORDED, FLEET), 1)

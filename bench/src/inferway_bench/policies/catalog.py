@@ -1,12 +1,12 @@
 """The policies by name, and how each is made: production's plugins, configured as `inferway serve`
-builds them; models of peers' rules; ours without KV events; and the oracle."""
+builds them; models of peers' rules, and of published ones (`published`); ours without KV events;
+and the oracle."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from random import Random
 from typing import Any
 
 import numpy as np
@@ -31,10 +31,19 @@ from inferway.scheduling.load import KV_AWARE, KnownTypes, load_scheduling
 from inferway.scheduling.per_endpoint import PerEndpoint
 from inferway.scheduling.pickers import MaxScore
 from inferway.scheduling.plugin import Picker, ProfileHandler, RequestListener
+from inferway.scheduling.prefix_source import APPROXIMATE, PRECISE
 from inferway.scheduling.profile import LeastLoaded
 from inferway.scheduling.roles import Roles, roles_of
 from inferway_bench.policies.engine import Engine, EngineSpec
-from inferway_bench.policies.gateway import Policy, endpoints_of, sharing_named
+from inferway_bench.policies.gateway import Policy, chosen, endpoints_of, sharing_named
+from inferway_bench.policies.published import (
+    DualMap,
+    DynamoCost,
+    LMetric,
+    Lodestar,
+    Preble,
+    published,
+)
 from inferway_bench.policies.requests import CHARS_A_BLOCK, SimRequest
 from inferway_bench.policies.simulate import MakePolicy, World
 from inferway_bench.processes import BenchError
@@ -46,6 +55,7 @@ DEAF = "expected-ttft-deaf"
 FULL_ALONE = "expected-ttft-full-attention"  # of hybrid models its index knows this group alone
 ORACLE = "oracle"
 LLM_D = "llm-d-default"
+LLM_D_NEW = "llm-d-affinity"
 # Whether prompts are computed apart from where they are answered: see WITH_LEGS.
 NEVER, LEARNED, ALWAYS, THRESHOLD = "never", "learned", "always", "llm-d-pd"
 
@@ -53,30 +63,62 @@ _ENGINE_BLOCK = 16  # tokens: vLLM's blocks, which llm-d's defaults are made for
 _LLM_D = {"queue-scorer": 2.0, "kv-cache-utilization-scorer": 2.0, "prefix-cache-scorer": 3.0}
 
 
-def configured(world: World, weights: Mapping[str, float], **parameters: Any) -> Policy:
-    """Return a policy of these scorers with their weights. `parameters` are the approximate
-    producer's; without them, KV events are heard."""
-    plugins: list[dict[str, Any]] = [{"type": name} for name in weights]
-    if parameters:
-        plugins.append({"type": "approx-prefix-cache-producer", "parameters": parameters})
-    refs = [{"pluginRef": name, "weight": weight} for name, weight in weights.items()]
+def configured(
+    world: World,
+    weights: Mapping[str, float],
+    producers: Mapping[str, Mapping[str, Any]] | None = None,
+    filters: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Policy:
+    """Return a policy of these scorers with their weights, behind filters. The others have their
+    parameters; without the approximate producer, KV events are heard."""
+    producers, filters = producers or {}, filters or {}
+    given = {**producers, **filters, **{name: {} for name in weights}}
+    plugins = [{"type": name, "parameters": parameters} for name, parameters in given.items()]
+    refs: list[dict[str, Any]] = [{"pluginRef": name} for name in filters]
+    refs += [{"pluginRef": name, "weight": weight} for name, weight in weights.items()]
     profiles = [{"name": "default", "plugins": refs}]
     config = parse_config({"plugins": plugins, "schedulingProfiles": profiles}, "policy")
     made = build(config, "policy", KnownTypes(), world.random)
-    return Policy(made.chooser, made.producers, made.following, sees_blocks=not parameters)
+    return Policy(made.chooser, made.producers, made.following, APPROXIMATE not in producers)
 
 
-def approximate(world: World, *, whole: bool = False) -> dict[str, Any]:
+def approximate(world: World) -> dict[str, Any]:
     """Return the approximate producer's defaults at the grain of the workload: as many tokens of a
-    prompt are looked at, or the `whole` prompt, and as many remembered for each engine."""
+    prompt are looked at, and as many remembered for each engine."""
     defaults, size = ApproxPrefixCacheParameters(), world.block_tokens
-    most = defaults.max_prefix_blocks_to_match * _ENGINE_BLOCK // size
     return {
         "autoTune": False,
         "blockSizeTokens": CHARS_A_BLOCK // BYTES_PER_TOKEN,
-        "maxPrefixBlocksToMatch": 0 if whole else most,
+        "maxPrefixBlocksToMatch": defaults.max_prefix_blocks_to_match * _ENGINE_BLOCK // size,
         "lruCapacityPerServer": defaults.lru_capacity_per_server * _ENGINE_BLOCK // size,
     }
+
+
+def _llm_d(world: World) -> Policy:
+    """llm-d-router's default without a configuration (pkg/epp/config/loader/defaults.go)."""
+    return configured(world, _LLM_D, {APPROXIMATE: approximate(world)})
+
+
+def _llm_d_affinity(world: World) -> Policy:
+    """llm-d's recommended default since its pull request 1651 (guides/optimized-baseline/router,
+    0a3b0c93): who holds 80 % of the prompt, unless 18 s more of tokens wait there than elsewhere
+    (286,720 at the guide's 15,928 tokens a second; here at what a full step computes, which is how
+    its calibration measures it), and of these the fewest tokens in flight. What is held is known by
+    KV events, as in guides/precise-prefix-cache-routing since pull request 2071."""
+    spec = world.engines[0].spec
+    full = spec.max_batched_tokens
+    most = 18 * full / (spec.step_seconds + full * spec.prefill_seconds)
+    source = {"prefixMatchInfoProducerName": PRECISE}
+    affinity = {**source, "maxTTFTPenaltyMs": 0, "maxTokensInFlightPenalty": most}
+    producers: dict[str, Mapping[str, Any]] = {PRECISE: {}, "inflight-load-producer": source}
+    filters = {"prefix-cache-affinity-filter": affinity}
+    return configured(world, {"token-load-scorer": 1.0}, producers, filters)
+
+
+def _lodestar(world: World) -> Policy:
+    kinds = np.array([engine.spec.prefill_seconds for engine in world.engines])
+    rng = np.random.default_rng(world.random.randrange(2**32))
+    return published(Lodestar(world.block_tokens, kinds / kinds.min(), rng))
 
 
 def _expected_ttft(world: World) -> Policy:
@@ -139,26 +181,28 @@ def _oracle(world: World) -> Policy:
     return Policy(oracle, sees_truth=True)
 
 
-# Of consistent-hash and cache-aware the peers' rules are written anew; the others are
-# production code. docs/benchmarks/policies.md says what each does.
+# docs/benchmarks/policies.md says what each does.
 POLICIES: dict[str, MakePolicy] = {
-    "random": lambda world: Policy(Anywhere(world.random)),
     "round-robin": lambda world: Policy(RoundRobin(world.random.randrange(len(world.engines)))),
     "least-request": lambda _: Policy(LeastLoaded()),
     "consistent-hash": lambda _: Policy(ConsistentHash()),
-    "approx-prefix": lambda w: configured(w, {"prefix-cache-scorer": 1.0}, **approximate(w)),
-    LLM_D: lambda w: configured(w, _LLM_D, **approximate(w)),
-    "llm-d-whole": lambda w: configured(w, _LLM_D, **approximate(w, whole=True)),
     "cache-aware": lambda world: Policy(CacheAware(world.block_tokens)),
+    LLM_D: _llm_d,
+    LLM_D_NEW: _llm_d_affinity,
+    "dynamo-cost": lambda world: published(DynamoCost(world.block_tokens)),
+    "preble-e2": lambda _: published(Preble()),
+    "dualmap": lambda world: published(DualMap(world.block_tokens)),
+    "lmetric": lambda _: published(LMetric()),
+    "lodestar": _lodestar,
     "kv-aware": lambda _: Policy(load_scheduling(KV_AWARE).chooser, sees_blocks=True),
     OURS: _expected_ttft,
-    DEAF: _deaf,
     ORACLE: _oracle,
 }
 # "least-load" as `inferway serve` calls it
 _NAMED: dict[str, MakePolicy] = {
     **POLICIES,
     "least-load": POLICIES["least-request"],
+    DEAF: _deaf,
     NEVER: POLICIES[OURS],
     FULL_ALONE: lambda world: replace(_expected_ttft(world), knows_groups=False),
 }
@@ -196,22 +240,6 @@ WITH_LEGS: Mapping[str, Callable[[World, int], Policy]] = {
     ALWAYS: lambda world, prefill: _always(world, prefill),
     THRESHOLD: lambda world, prefill: _llm_d_pd(world, prefill),
 }
-
-
-def chosen(candidates: Candidates, row: int) -> SchedulingResult:
-    """Return the choice of the candidate in this row."""
-    matched, blocks = candidates.matched_blocks[row], candidates.prompt_blocks[row]
-    return SchedulingResult((Target(candidates.endpoints[row], 0.0, int(matched), int(blocks)),))
-
-
-@dataclass(frozen=True, slots=True)
-class Anywhere:
-    """Chooses each engine with the same probability."""
-
-    random: Random
-
-    def choose(self, request: LLMRequest, candidates: Candidates) -> SchedulingResult:
-        return chosen(candidates, self.random.randrange(len(candidates.endpoints)))
 
 
 @dataclass(slots=True)

@@ -169,6 +169,10 @@ class Engine:
         self._random = Random(seed)
         self._unadmitted = 0  # who waited when the stretch began, and still does
 
+    def slow_down(self, factor: float) -> None:
+        """Take so many times as long, from the next stretch of steps on."""
+        self.spec = self.spec.slower(factor)
+
     @property
     def num_running(self) -> int:
         return len(self.prefilling) + len(self.decoding)

@@ -27,7 +27,7 @@ from inferway.cluster.bus.peer_messages import Shared as Learned
 from inferway.cluster.bus.workers import TOGETHER_SECONDS, ToldOverlay
 from inferway.fleet.table import RECENT_SECONDS
 from inferway.kv.index.speculative import SpeculativeOverlay
-from inferway.model import Candidates, Column, Endpoint
+from inferway.model import Candidates, Column, Endpoint, SchedulingResult, Target
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.openai_api.usage import Usage
 from inferway.scheduling.expected_ttft.plugin import ExpectedTtft
@@ -73,6 +73,12 @@ class Policy:
         return [each for each in self.producers if isinstance(each, ExpectedTtft)]
 
 
+def chosen(candidates: Candidates, row: int) -> SchedulingResult:
+    """Return the choice of the candidate in this row."""
+    matched, blocks = candidates.matched_blocks[row], candidates.prompt_blocks[row]
+    return SchedulingResult((Target(candidates.endpoints[row], 0.0, int(matched), int(blocks)),))
+
+
 class Holders:
     """The holders of blocks: each block has the bits of its engines, so that a prompt is matched
     with all of them at once, however many there are. An engine that holds a block holds all before
@@ -89,14 +95,14 @@ class Holders:
             masks[block] = masks.get(block, 0) | bit
 
     def remove(self, engine: int, blocks: Iterable[int]) -> None:
-        """Forget blocks that the engine holds."""
+        """Forget blocks of the engine."""
         masks, bit = self._masks, 1 << engine
         for block in blocks:
-            left = masks[block] & ~bit
+            left = masks.get(block, 0) & ~bit
             if left:
                 masks[block] = left
             else:
-                del masks[block]
+                masks.pop(block, None)
 
     def match(self, blocks: Sequence[int]) -> dict[int, int]:
         """Return how many of `blocks`, from the start, each engine holds that has any."""
@@ -138,6 +144,14 @@ class Feed:
         self._is_heard = is_heard  # else nothing is kept
         self._coming: deque[tuple[float, int, Sequence[int], Sequence[int], Job | None]] = deque()
         self.holders = Holders() if holders is None else holders  # of what has arrived
+        self._is_partial = False  # nobody knows what came before
+
+    def forget(self, replayed: Sequence[Engine]) -> None:
+        """Forget what has come, but for what these engines hold and tell again."""
+        self._coming.clear()
+        self.holders, self._is_partial = Holders(), not replayed
+        for engine in replayed:
+            self.holders.add(engine.number, engine.cache.held())
 
     def send(
         self, now: float, engine: int, stored: Sequence[int], removed: Sequence[int],
@@ -153,7 +167,8 @@ class Feed:
         while coming and coming[0][0] <= now:
             _, engine, stored, removed, job = coming.popleft()
             holders.remove(engine, removed)
-            holders.add(engine, stored)
+            is_adopted = self._is_partial and job is not None and len(stored) > 0
+            holders.add(engine, job.request.blocks if job and is_adopted else stored)
             if job is not None:
                 job.gateway.on_stored(job)
 
@@ -185,6 +200,11 @@ class Gateway:
         self._engines = engines
         self._fade = math.exp(-scrape_seconds / RECENT_SECONDS)
         self._shared: Shared | None = None  # None: it is alone
+        self._shown: Sequence[Endpoint] | None = None  # the first of all; None: all
+
+    def show(self, count: int) -> None:
+        """Keep to the first so many engines from now on."""
+        self._shown = self.table.endpoints[:count]
 
     def join(self, post: Post, place: int, first: Gateway) -> None:
         """Tell the other gateways from now on, and hear them. It is number `place` of them, and
@@ -229,6 +249,11 @@ class Gateway:
             held = self.feed.with_coming(self.overlay, blocks, found)
             candidates.matched_blocks = candidates.weighted_matched_blocks = self._column(held)
             candidates.prompt_blocks = np.full(len(self._engines), float(most))
+        if self._shown is not None:
+            holders = {endpoint.holder: row for row, endpoint in enumerate(self._shown)}
+            adapters = candidates.adapters[: len(self._shown)]
+            rows = np.arange(len(self._shown))
+            candidates = candidates.narrowed(rows, self._shown, holders, adapters)
         for producer in policy.producers:
             producer.produce(llm, candidates)
         choice = policy.chooser.choose(llm, candidates)

@@ -209,6 +209,8 @@ class Figures(msgspec.Struct, frozen=True):
     overestimated: float  # requests of which more was believed to be reusable than was reused
     excess: float  # tokens that were believed to be reusable, and were not
     two_legs: float  # requests
+    returning: float  # prompt tokens from a cache, of requests that follow an answer
+    scatter: float  # of the requests of an engine: their standard deviation by their mean
     cpu_seconds: float  # of the simulation
     cpu_us: float  # of each request
 
@@ -227,6 +229,7 @@ class Outcome:
     in_two_legs: NDArray[np.bool_]
     # between tokens, by stretches of equal steps: when it began, a gap's seconds, the gaps
     gaps: Sequence[NDArray[np.float64]] = ()
+    num_engines: int = 0
     cpu_seconds: float = 0.0
 
     @classmethod
@@ -258,6 +261,8 @@ class Outcome:
         ttft = self.ttft[judged]
         p50, p90, p99 = np.percentile(ttft, (50, 90, 99)) * 1e3
         decoded = self.latency[judged] - ttft
+        later = workload.columns.follows[judged] >= 0
+        each = np.bincount(self.engine[judged], minlength=self.num_engines)
         return Figures(
             ttft=float(ttft.mean()) * 1e3,
             ttft_p50=float(p50),
@@ -270,6 +275,8 @@ class Outcome:
             overestimated=float((believed > cached).mean()) * 100,
             excess=float(np.maximum(believed - cached, 0).mean()),
             two_legs=float(self.in_two_legs[judged].mean()) * 100,
+            returning=float(cached[later].sum() / max(1, prompt[later].sum())) * 100,
+            scatter=float(each.std() / each.mean()),
             cpu_seconds=self.cpu_seconds,
             cpu_us=self.cpu_seconds / len(workload.requests) * 1e6,
         )
@@ -296,6 +303,7 @@ AZURE_HEAD = b"TIMESTAMP,ContextTokens,GeneratedTokens"
 _PRIVATE_BLOCK = 128  # tokens of a block where a trace names none
 _MOST_BLOCKS = 1 << 16  # of a private prompt
 CHAT_BLOCK = 128  # tokens
+SMG_BLOCK = 256  # tokens
 _SESSION_BLOCKS = 1 << 12  # of a generated session
 
 # In `traces/` of `bench/data`, whose README has more; there they are packed.
@@ -493,18 +501,84 @@ def chats(seed: int, spec: ChatSpec | None = None) -> Workload:
     return Workload("chats", about, CHAT_BLOCK, requests)
 
 
+class SmgSpec(msgspec.Struct, frozen=True):
+    """The load of SMG's published experiment: smg-project/smg, pull request 2438, with the profile
+    local-medium of its scripts/generate_sim. Lengths are in tokens, as (length, share of those up
+    to it), and spread evenly in between."""
+
+    num_requests: int = 82_500  # 100 s
+    sessions_a_second: float = 611.0
+    second_turns: float = 0.5  # share of the sessions
+    think_seconds: float = 3.0
+    system_tokens: int = 2_048
+    first_tokens: tuple[tuple[int, float], ...] = (
+        (5_000, 0.216), (10_000, 0.53), (20_000, 0.994), (24_576, 1.0),
+    )  # fmt: skip
+    answer_tokens: tuple[tuple[int, float], ...] = (
+        (1_000, 0.351), (2_000, 0.513), (5_000, 0.998), (6_144, 1.0),
+    )  # fmt: skip
+    message_tokens: int = 512  # of the second turn
+
+
+def smg(seed: int, spec: SmgSpec | None = None) -> Workload:
+    """Return sessions of one or two turns behind one system prompt, drawn with the seed."""
+    spec = spec or SmgSpec()
+    rng = np.random.default_rng(seed)
+    requests: list[SimRequest] = []
+    session, start = 1, 0.0
+    while len(requests) < spec.num_requests:
+        start += float(rng.exponential(1 / spec.sessions_a_second))
+        blocks = _Blocks(0, spec.system_tokens, session, SMG_BLOCK)
+        tokens = max(spec.system_tokens, _drawn(rng, spec.first_tokens))
+        for turn in range(1 + (rng.random() < spec.second_turns)):
+            tokens += turn * spec.message_tokens
+            answer = _drawn(rng, spec.answer_tokens)
+            before = len(requests) - 1 if turn else None
+            requests.append(blocks.asked(tokens, answer, start, before, spec.think_seconds))
+            tokens += answer
+        session += 1
+    about = (
+        f"the load of SMG's experiment (its pull request 2438): {spec.sessions_a_second:g} sessions "
+        f"a second; {spec.second_turns:.0%} have a second turn {spec.think_seconds:g} s later"
+    )
+    return Workload("smg", about, SMG_BLOCK, requests)
+
+
+def _drawn(rng: np.random.Generator, shares: Sequence[tuple[int, float]]) -> int:
+    lengths, upto = zip((1, 0.0), *shares, strict=True)
+    return int(np.interp(rng.random(), upto, lengths))
+
+
 class _Blocks(msgspec.Struct, frozen=True):
     """The ids of a session's blocks. A conversation only grows, so a block's place is enough."""
 
     system: int
     system_tokens: int
     session: int  # above all systems
+    size: int = CHAT_BLOCK  # tokens of a block
 
     def until(self, tokens: int) -> tuple[int, ...]:
         """Return the ids of the whole blocks of the first `tokens` tokens."""
-        shared, num = self.system_tokens // CHAT_BLOCK, tokens // CHAT_BLOCK
+        shared, num = self.system_tokens // self.size, tokens // self.size
         owners = [self.system if at < shared else self.session for at in range(num)]
         return tuple([owner * _SESSION_BLOCKS + at for at, owner in enumerate(owners)])
+
+    def asked(
+        self, tokens: int, answer: int, start: float, follows: int | None, think: float
+    ) -> SimRequest:
+        """Return the request whose prompt is the session's first so many tokens."""
+        known = self.until(tokens)
+        return SimRequest(
+            blocks=known,
+            prompt_tokens=tokens,
+            output_tokens=answer,
+            session=self.session,
+            start=start,
+            # the last token of an answer is never computed
+            answer_blocks=self.until(tokens + answer - 1)[len(known) :],
+            follows=follows,
+            think=think,
+        )
 
 
 def _session(
@@ -517,18 +591,8 @@ def _session(
         answer = _length(rng, spec.answer_tokens)
         if tokens + answer > spec.most_tokens:
             return
-        known = blocks.until(tokens)
-        yield SimRequest(
-            blocks=known,
-            prompt_tokens=tokens,
-            output_tokens=answer,
-            session=blocks.session,
-            start=start,
-            # the last token of an answer is never computed
-            answer_blocks=blocks.until(tokens + answer - 1)[len(known) :],
-            follows=first + turn - 1 if turn else None,
-            think=float(rng.exponential(spec.think_seconds)),
-        )
+        think = float(rng.exponential(spec.think_seconds))
+        yield blocks.asked(tokens, answer, start, first + turn - 1 if turn else None, think)
         tokens += answer
 
 

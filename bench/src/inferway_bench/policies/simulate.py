@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import count
 from random import Random
@@ -18,13 +17,25 @@ from time import process_time
 
 import msgspec
 import numpy as np
-from xxhash import xxh64_intdigest
 
 from inferway_bench.policies.engine import BesideEngine, Engine, EngineSpec, Job, Leg
 from inferway_bench.policies.gateway import Feed, Gateway, Policy, Post
 from inferway_bench.policies.groups import GroupCache, GroupFeed, HybridSpec
 from inferway_bench.policies.requests import Outcome, SimRequest, Workload
 from inferway_bench.processes import BenchError
+
+
+class Incident(msgspec.Struct, frozen=True, kw_only=True):
+    """An incident in the middle of a run, when the first request arrives after `at`."""
+
+    at: float  # seconds
+    factors: tuple[float, ...] = ()  # how many times as slow as before each engine becomes
+    candidates: int | None = None  # so many of the engines are there from then on
+    # Gateways are started anew: what they had learned and knew of caches is gone. Replayed events
+    # tell what engines hold; without them a prompt's next new block tells that the rest is there
+    # (as orphans are adopted). Models with several groups of KV caches are not restarted.
+    restart: bool = False
+    replay: bool = False
 
 
 class FleetSpec(msgspec.Struct, frozen=True):
@@ -40,6 +51,7 @@ class FleetSpec(msgspec.Struct, frozen=True):
     num_gateways: int = 1
     event_delay: float = 0.01  # seconds from a step's end until a gateway believes it
     hybrid: HybridSpec | None = None  # None: models with one group of KV caches
+    incidents: tuple[Incident, ...] = ()  # in order
 
     @property
     def scrape_seconds(self) -> float:
@@ -118,45 +130,6 @@ def simulate(
     return Simulation(workload, rate, fleet, make_policy, seed).run()
 
 
-def simulate_cells(
-    workload: Workload, rate: float, fleet: FleetSpec, make_policy: MakePolicy, seed: int,
-    cells: int,
-) -> Outcome:  # fmt: skip
-    """Simulate cells, among which the engines of `fleet` are divided evenly, each with the requests
-    of its sessions at their share of the rate. Raises BenchError as `simulate` does."""
-    spec = msgspec.structs.replace(fleet, num_engines=fleet.num_engines // cells)
-    whole, gaps = Outcome.of(len(workload.requests)), []
-    for number, places in enumerate(_divided(workload.requests, cells)):
-        new = {place: i for i, place in enumerate(places)}
-        requests = [
-            msgspec.structs.replace(
-                each, follows=None if each.follows is None else new[each.follows]
-            )
-            for each in map(workload.requests.__getitem__, places)
-        ]
-        part = replace(workload, requests=requests)
-        share = rate * len(places) / len(workload.requests)
-        found = simulate(part, share, spec, make_policy, seed + number)
-        found.engine += number * spec.num_engines
-        whole.put(places, found)
-        gaps.append(found.gaps)
-    whole.gaps = tuple(map(np.concatenate, zip(*gaps, strict=True)))
-    return whole
-
-
-def _divided(requests: Sequence[SimRequest], cells: int) -> Iterator[list[int]]:
-    """Yield the places of the requests of each cell that gets any. A request's session says which,
-    by a hash, as a proxy hashes a header; what follows it is of its cell."""
-    of: list[int] = []
-    places: list[list[int]] = [[] for _ in range(cells)]
-    for place, request in enumerate(requests):
-        session = request.session.to_bytes(8, "big")
-        is_first = request.follows is None
-        of.append(xxh64_intdigest(session) % cells if is_first else of[request.follows or 0])
-        places[of[-1]].append(place)
-    return filter(None, places)
-
-
 class Simulation:
     """One run's state."""
 
@@ -168,14 +141,18 @@ class Simulation:
         self._workload, self._random = workload, random
         self._engines = engines = fleet.engines(size, random)
         self._check_room()
-        policies = [  # each gateway draws numbers of its own
-            make_policy(World(engines, requests, size, Random(random.random()), lambda: self.now))
-            for _ in range(fleet.num_gateways)
-        ]
+
+        def made() -> list[Policy]:  # each gateway draws numbers of its own
+            rngs = [Random(random.random()) for _ in range(fleet.num_gateways)]
+            return [
+                make_policy(World(engines, requests, size, rng, lambda: self.now)) for rng in rngs
+            ]
+
+        self._made, policies = made, made()
+        self._incidents = deque(fleet.incidents)
         self._feed = fleet.feed(engines, size, policies)
         self._interval = fleet.scrape_seconds
-        self._gateways = [Gateway(engines, size, p, self._feed, self._interval) for p in policies]
-        self._scraping = self._joined(policies[0])
+        self._gateways, self._scraping = self._started(policies)
         self._ticks = [random.random() * self._interval for _ in self._scraping]  # the next
         self._next_tick = min(self._ticks)
         self._due: list[tuple[float, int, int]] = []  # heap of (when, engine, version)
@@ -190,15 +167,28 @@ class Simulation:
         heapify(self._arrivals)
         self._outcome = Outcome.of(len(requests))
 
-    def _joined(self, policy: Policy) -> Sequence[Gateway]:
-        """Have the gateways share what the policy says. Return those that scrape."""
-        sharing, gateways = policy.sharing, self._gateways
+    def _started(self, policies: Sequence[Policy]) -> tuple[Sequence[Gateway], Sequence[Gateway]]:
+        """Start gateways that share what their policy says. Return them, and those that scrape."""
+        sharing, size = policies[0].sharing, self._workload.block_tokens
+        gateways = [Gateway(self._engines, size, p, self._feed, self._interval) for p in policies]
         if sharing is None:
-            return gateways
+            return gateways, gateways
         post = Post(sharing, len(gateways), lambda: self.now)
         for place, gateway in enumerate(gateways):
             gateway.join(post, place, gateways[0])
-        return gateways[:1] if sharing.one_machine else gateways
+        return gateways, gateways[:1] if sharing.one_machine else gateways
+
+    def _happen(self, incident: Incident) -> None:
+        for engine, factor in zip(self._engines, incident.factors, strict=False):
+            engine.slow_down(factor)
+        if incident.restart:
+            self._feed.forget(self._engines if incident.replay else ())
+            self._gateways, self._scraping = self._started(self._made())
+            for gateway in self._scraping:
+                gateway.scrape(1)
+        if incident.candidates is not None:
+            for gateway in self._gateways:
+                gateway.show(incident.candidates)
 
     def _check_room(self) -> None:
         columns, engine = self._workload.columns, self._engines[0]
@@ -236,6 +226,7 @@ class Simulation:
             else:
                 self._arrive()
         self._check_ended()
+        self._outcome.num_engines = len(self._engines)
         self._outcome.cpu_seconds = process_time() - began
         self._outcome.gaps = tuple(
             np.concatenate([np.asarray(engine.gaps[which]) for engine in self._engines])
@@ -271,6 +262,8 @@ class Simulation:
     def _arrive(self) -> None:
         at, index = heappop(self._arrivals)
         self.now = at
+        while self._incidents and self._incidents[0].at <= at:
+            self._happen(self._incidents.popleft())
         self._outcome.arrived[index] = at
         self._dispatch(index, at)
 

@@ -24,13 +24,15 @@ from inferway_bench.policies.requests import (
     FILES,
     ChatSpec,
     Figures,
+    SmgSpec,
     Workload,
     chats,
     read_trace,
     repeated,
+    smg,
     stored,
 )
-from inferway_bench.policies.simulate import FleetSpec, simulate, simulate_cells
+from inferway_bench.policies.simulate import FleetSpec, simulate
 from inferway_bench.processes import BenchError, OnStep
 from inferway_bench.rows import Key, Row
 from inferway_bench.spread import doubling_rate
@@ -94,7 +96,8 @@ def simulated(plan: SimulatePlan, on_step: OnStep) -> list[Row]:
         policy_named(name)
     for setting in plan.settings():  # an error is told before processes are started
         plan.fleet(setting).check(plan.workload(setting.trace, 1).block_tokens)
-    firsts = [Setting(trace, plan.engines[0], plan.gateways[0]) for trace in plan.trace]
+    first = (plan.engines[0], plan.gateways[0], plan.slow[0])
+    firsts = [Setting(trace, *first) for trace in plan.trace]
     processes = Processes(plan.num_processes, on_step)
     traces = processes.map(partial(find_rate, plan), firsts, "finding rates")
     rates = {str(row.keys["trace"]): row.median("rate") for row in traces}
@@ -132,8 +135,7 @@ def perform(task: Task) -> Figures:
     """Simulate a task in a process of the pool."""
     plan, setting = task.plan, task.setting
     workload, fleet = plan.workload(setting.trace, task.seed), plan.fleet(setting)
-    given = (workload, task.rate, fleet, policy_named(task.policy), task.seed)
-    outcome = simulate_cells(*given, setting.cells) if setting.cells else simulate(*given)
+    outcome = simulate(workload, task.rate, fleet, policy_named(task.policy), task.seed)
     return outcome.figures(workload, task.rate, plan.warm_up)
 
 
@@ -180,7 +182,7 @@ def _round_robins_rate(
     return idle, low
 
 
-CHATS = "chats"
+CHATS, SMG = "chats", "smg"
 _UNSEEDED = ("mooncake", "azure")  # a seed changes only when their requests arrive
 _CONSTANTS = EngineSpec.__struct_fields__
 _LARGE = 100_000  # requests; from so many on one process at a time has the memory
@@ -192,7 +194,7 @@ class Setting(NamedTuple):
     trace: str  # as the plan names it
     engines: int
     gateways: int
-    cells: int = 0  # that the engines are divided into; 0: they are not
+    slow: int = 0  # engines
     groups: str = ""  # of KV caches, if engines have several
 
     @property
@@ -206,22 +208,19 @@ class SimulatePlan(msgspec.Struct, frozen=True):
 
     # fmt: off
     trace: Annotated[tuple[str, ...], flag(
-        "Replay this file, or mooncake, agentic or azure of --data, or chats, which are generated."
+        "Replay this file, or mooncake, agentic or azure of --data, or chats or smg, which are generated."
         " FILE@TOKENS gives the engines KV caches of this number of tokens.", metavar="FILE",
     )] = (CHATS,)
     engines: Annotated[tuple[int, ...], flag(
         "Simulate a fleet of this number of engines, each with the same load.", ge=1,
     )] = (8,)
-    slow: Annotated[int, flag("Make this number of the engines three times as slow.", ge=0)] = 0
+    slow: Annotated[tuple[int, ...], flag(
+        "Make this number of the engines three times as slow.", ge=0,
+    )] = (0,)
     gateways: Annotated[tuple[int, ...], flag(
         "Put this number of gateways before the fleet. Each knows its own requests, unless the"
         " policy has them told.", ge=1,
     )] = (1,)
-    cells: Annotated[tuple[int, ...], flag(
-        "Divide the engines evenly into this number of cells that know nothing of each other, each"
-        " with gateways of its own. A session stays in the cell that the hash of its name says.",
-        ge=1,
-    )] = ()
     kv_groups: Annotated[tuple[str, ...], flag(
         "Give engines these groups of KV caches, as --kv-groups of inferway simulate takes them;"
         " with +eagle or +mtp behind them the last block of a hit is computed again.",
@@ -270,18 +269,8 @@ class SimulatePlan(msgspec.Struct, frozen=True):
         return self.processes or usual
 
     def settings(self) -> list[Setting]:
-        """Return every trace on every fleet. Raises BenchError when the engines cannot be divided
-        into cells."""
-        for engines, cells in product(self.engines, self.cells):
-            if engines % cells:
-                raise BenchError(f"--cells {cells}: it must divide the {engines} engines evenly")
-        each = (
-            self.trace,
-            self.engines,
-            self.gateways,
-            self.cells or (0,),
-            self.kv_groups or ("",),
-        )
+        """Return every trace on every fleet."""
+        each = (self.trace, self.engines, self.gateways, self.slow, self.kv_groups or ("",))
         return [Setting(*one) for one in product(*each)]
 
     def fleet(self, setting: Setting) -> FleetSpec:
@@ -296,7 +285,7 @@ class SimulatePlan(msgspec.Struct, frozen=True):
         groups, _, speculation = setting.groups.partition("+")
         return FleetSpec(
             setting.engines,
-            self.slow,
+            setting.slow,
             engine=engine,
             num_gateways=setting.gateways,
             hybrid=HybridSpec(groups, speculation or "none") if groups else None,
@@ -328,6 +317,8 @@ def _split(trace: str) -> tuple[str, int | None]:
 @lru_cache(maxsize=16)
 def _workload(name: str, seed: int, requests: int | None, traces: Path) -> Workload:
     """A process keeps those that it has made last."""
+    if name == SMG:
+        return smg(seed, SmgSpec() if requests is None else SmgSpec(num_requests=requests))
     if name == CHATS:
         most = ChatSpec().num_requests
         workload = chats(seed, ChatSpec(num_requests=min(requests or most, most)))

@@ -18,9 +18,9 @@ from inferway.model import Candidates, SchedulingResult
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.scheduling.load import POLICIES as SERVED
 from inferway_bench.flags import flag
-from inferway_bench.policies.catalog import LEARNED, OURS, chosen, policy_named
+from inferway_bench.policies.catalog import LEARNED, OURS, policy_named
 from inferway_bench.policies.engine import EngineSpec
-from inferway_bench.policies.gateway import Policy
+from inferway_bench.policies.gateway import Policy, chosen
 from inferway_bench.policies.requests import Workload
 from inferway_bench.policies.simulate import FleetSpec, MakePolicy, simulate
 from inferway_bench.processes import BenchError
