@@ -141,29 +141,6 @@ def test_the_command_shows_its_tables() -> None:
     assert CliRunner().invoke(simulate, ["--slow", "9"]).exit_code == 1
 
 
-def test_cells_are_fleets_of_their_own_among_which_sessions_are_divided() -> None:
-    run = run_of(REPLACE(SMALL, engines=(4,), cells=(1, 4), gateways=(1,), seeds=1))
-
-    one, four = run.select("simulations", policy="expected-ttft")
-    assert (one.keys["cells"], four.keys["cells"]) == (1, 4)
-    assert four.median("ttft") > one.median("ttft")
-    assert four.median("cached") == pytest.approx(one.median("cached"), abs=10)
-    assert "| policy | cells |" in SIMULATE.markdown(run)
-
-
-def test_one_cell_is_the_fleet() -> None:
-    plan = REPLACE(SMALL, gateways=(1,), seeds=1)
-    whole, divided = run_of(plan), run_of(REPLACE(plan, cells=(1,)))
-
-    for one, other in zip(whole.select("simulations"), divided.select("simulations"), strict=True):
-        assert one.values["ttft"] == other.values["ttft"]
-
-
-def test_engines_that_cannot_be_divided_are_refused() -> None:
-    with pytest.raises(BenchError, match="--cells 2: it must divide the 3 engines evenly"):
-        run_of(REPLACE(SMALL, cells=(2,)))
-
-
 # presets
 
 TINY = PoliciesPlan(

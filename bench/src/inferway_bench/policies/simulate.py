@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import count
 from random import Random
@@ -18,7 +17,6 @@ from time import process_time
 
 import msgspec
 import numpy as np
-from xxhash import xxh64_intdigest
 
 from inferway_bench.policies.engine import BesideEngine, Engine, EngineSpec, Job, Leg
 from inferway_bench.policies.gateway import Feed, Gateway, Policy, Post
@@ -116,45 +114,6 @@ def simulate(
     """Run `workload` at `rate` requests a second until all have ended, and return what became of
     them. Raises BenchError for a request that no engine could ever hold."""
     return Simulation(workload, rate, fleet, make_policy, seed).run()
-
-
-def simulate_cells(
-    workload: Workload, rate: float, fleet: FleetSpec, make_policy: MakePolicy, seed: int,
-    cells: int,
-) -> Outcome:  # fmt: skip
-    """Simulate cells, among which the engines of `fleet` are divided evenly, each with the requests
-    of its sessions at their share of the rate. Raises BenchError as `simulate` does."""
-    spec = msgspec.structs.replace(fleet, num_engines=fleet.num_engines // cells)
-    whole, gaps = Outcome.of(len(workload.requests)), []
-    for number, places in enumerate(_divided(workload.requests, cells)):
-        new = {place: i for i, place in enumerate(places)}
-        requests = [
-            msgspec.structs.replace(
-                each, follows=None if each.follows is None else new[each.follows]
-            )
-            for each in map(workload.requests.__getitem__, places)
-        ]
-        part = replace(workload, requests=requests)
-        share = rate * len(places) / len(workload.requests)
-        found = simulate(part, share, spec, make_policy, seed + number)
-        found.engine += number * spec.num_engines
-        whole.put(places, found)
-        gaps.append(found.gaps)
-    whole.gaps = tuple(map(np.concatenate, zip(*gaps, strict=True)))
-    return whole
-
-
-def _divided(requests: Sequence[SimRequest], cells: int) -> Iterator[list[int]]:
-    """Yield the places of the requests of each cell that gets any. A request's session says which,
-    by a hash, as a proxy hashes a header; what follows it is of its cell."""
-    of: list[int] = []
-    places: list[list[int]] = [[] for _ in range(cells)]
-    for place, request in enumerate(requests):
-        session = request.session.to_bytes(8, "big")
-        is_first = request.follows is None
-        of.append(xxh64_intdigest(session) % cells if is_first else of[request.follows or 0])
-        places[of[-1]].append(place)
-    return filter(None, places)
 
 
 class Simulation:

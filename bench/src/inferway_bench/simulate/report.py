@@ -157,7 +157,7 @@ _SIMULATIONS = Table(
     "simulations",
     f"{_WHERE}, load: {{load}}: mean TTFT (95 %), its percentiles and ITL in ms; share of prompt "
     "tokens that came from a cache; CPU time of simulating the run and a request",
-    ("policy", "cells", "groups"),
+    ("policy", "groups"),
     (
         _TTFT, Column("ttft_p50", "p50", "{:,.0f}", "mean alone"), _P90,
         Column("ttft_p99", "p99", "{:,.0f}", "mean alone"),

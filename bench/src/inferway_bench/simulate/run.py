@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import lru_cache, partial
 from itertools import product
+from math import sqrt
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean
@@ -30,10 +31,9 @@ from inferway_bench.policies.requests import (
     repeated,
     stored,
 )
-from inferway_bench.policies.simulate import FleetSpec, simulate, simulate_cells
+from inferway_bench.policies.simulate import FleetSpec, simulate
 from inferway_bench.processes import BenchError, OnStep
 from inferway_bench.rows import Key, Row
-from inferway_bench.spread import doubling_rate
 
 _SEARCHED = 2  # seeds whose mean TTFT is to double, and more where they have few requests:
 _SEARCHED_REQUESTS = 1_600
@@ -132,8 +132,7 @@ def perform(task: Task) -> Figures:
     """Simulate a task in a process of the pool."""
     plan, setting = task.plan, task.setting
     workload, fleet = plan.workload(setting.trace, task.seed), plan.fleet(setting)
-    given = (workload, task.rate, fleet, policy_named(task.policy), task.seed)
-    outcome = simulate_cells(*given, setting.cells) if setting.cells else simulate(*given)
+    outcome = simulate(workload, task.rate, fleet, policy_named(task.policy), task.seed)
     return outcome.figures(workload, task.rate, plan.warm_up)
 
 
@@ -172,11 +171,20 @@ def _round_robins_rate(
             for seed, each in enumerate(workloads, start=1)
         )
 
-    idle, first = ttft(1 / _IDLE_GAP), _FIRST * fleet.num_engines
-    try:
-        low, _ = doubling_rate(ttft, idle, (first, first), 1.5, _MOST_STEPS, plan.bisections)
-    except ValueError as e:
-        raise BenchError(f"round-robin: {e}; fix: more requests, or --rate") from e
+    idle = ttft(1 / _IDLE_GAP)
+    low = high = _FIRST * fleet.num_engines
+    for _ in range(_MOST_STEPS):
+        if ttft(high) >= 2 * idle:
+            break
+        low, high = high, high * 1.5
+    else:
+        raise BenchError(
+            f"round-robin: at {low:g} requests a second the mean TTFT is not twice {idle:,.0f} ms; "
+            "fix: more requests, or --rate"
+        )
+    for _ in range(plan.bisections):
+        middle = sqrt(low * high)
+        low, high = (middle, high) if ttft(middle) < 2 * idle else (low, middle)
     return idle, low
 
 
@@ -192,7 +200,6 @@ class Setting(NamedTuple):
     trace: str  # as the plan names it
     engines: int
     gateways: int
-    cells: int = 0  # that the engines are divided into; 0: they are not
     groups: str = ""  # of KV caches, if engines have several
 
     @property
@@ -217,11 +224,6 @@ class SimulatePlan(msgspec.Struct, frozen=True):
         "Put this number of gateways before the fleet. Each knows its own requests, unless the"
         " policy has them told.", ge=1,
     )] = (1,)
-    cells: Annotated[tuple[int, ...], flag(
-        "Divide the engines evenly into this number of cells that know nothing of each other, each"
-        " with gateways of its own. A session stays in the cell that the hash of its name says.",
-        ge=1,
-    )] = ()
     kv_groups: Annotated[tuple[str, ...], flag(
         "Give engines these groups of KV caches, as --kv-groups of inferway simulate takes them;"
         " with +eagle or +mtp behind them the last block of a hit is computed again.",
@@ -270,18 +272,8 @@ class SimulatePlan(msgspec.Struct, frozen=True):
         return self.processes or usual
 
     def settings(self) -> list[Setting]:
-        """Return every trace on every fleet. Raises BenchError when the engines cannot be divided
-        into cells."""
-        for engines, cells in product(self.engines, self.cells):
-            if engines % cells:
-                raise BenchError(f"--cells {cells}: it must divide the {engines} engines evenly")
-        each = (
-            self.trace,
-            self.engines,
-            self.gateways,
-            self.cells or (0,),
-            self.kv_groups or ("",),
-        )
+        """Return every trace on every fleet."""
+        each = (self.trace, self.engines, self.gateways, self.kv_groups or ("",))
         return [Setting(*one) for one in product(*each)]
 
     def fleet(self, setting: Setting) -> FleetSpec:
