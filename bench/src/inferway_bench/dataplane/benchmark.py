@@ -122,7 +122,7 @@ def _cases(model: str, connections: int) -> tuple[_Case, _Case, _Case]:
     return (
         _Case(SHORT, of_short, Load(short, connections)),
         _Case(LONG, of_long, Load(long, connections)),
-        _Case(STREAM, of_stream, Load(stream, _STREAMS), tokens=_TOKENS),
+        _Case(STREAM, of_stream, Load(stream, _STREAMS), _TOKENS),
     )
 
 
@@ -150,8 +150,8 @@ def measure_routers(routers: Sequence[Router], plan: DataplanePlan, on_step: OnS
         if light:
             carried = [r for r in rows if r.keys["load"] == SHORT and r.keys["router"] in _LIGHT]
             half = min(row.median("per_second") for row in carried) / 2
-            rate, timed = latencies(light, model, half, plan.latency_seconds, plan.repeats, on_step)
-            rows += timed
+            rate, mine = latencies(light, model, half, plan.latency_seconds, plan.repeats, on_step)
+            rows += mine
             notes["latency"] = [_why_so_many(rate, half)]
             facts["rate"] = round(rate, 1)
     forwarding = [router for router in routers if router.label in _LIGHT]
@@ -184,8 +184,10 @@ def _cpu_rows(
     on_step: OnStep,
 ) -> list[Row]:
     least = math.ceil(3 * case.tokens * _STEP_SECONDS)  # so that streams end within
+    # Dynamo streams whatever is asked: then as many tokens as a whole answer has, at once
+    pace = (case.tokens, _STEP_SECONDS) if case.tokens else (14, 0)
     for one in ready:
-        set_pace(one.place.engines, _TOKENS, _STEP_SECONDS)
+        set_pace(one.place.engines, *pace)
 
     def count(one: RunningRouter) -> Counters:
         written = {_WRITTEN: float(events_written(one.place.engines))}
