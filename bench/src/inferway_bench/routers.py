@@ -42,8 +42,9 @@ PEERS = {"vllm-router": "0.1.17", "smg": "1.13.0", "ai-dynamo": "1.6.1"}  # from
 # What is imported of what ai-dynamo requires. pip cannot install all of that from PyPI alone:
 # aisimulate is a stub there, which fetches the package from NVIDIA's index.
 _DYNAMO_NEEDS = (
-    "ai-dynamo-runtime==1.6.1 aiohttp==3.14.5 msgspec==0.23.0 packaging==26.4 pyyaml==6.0.4"
-).split()
+    *("ai-dynamo-runtime==1.6.1", "aiohttp==3.14.5", "msgspec==0.23.0", "packaging==26.4"),
+    "pyyaml==6.0.4",
+)
 _DYNAMO_WORKERS = Path(__file__).parent / "peers" / "dynamo_workers.py"
 NOT_MEASURED = (
     "smg with KV events: it takes them of gRPC engines alone (smg-grpc-servicer), and before HTTP "

@@ -178,10 +178,8 @@ def _round_robins_rate(
             break
         low, high = high, high * 1.5
     else:
-        raise BenchError(
-            f"round-robin: at {low:g} requests a second the mean TTFT is not twice {idle:,.0f} ms; "
-            "fix: more requests, or --rate"
-        )
+        said = f"at {low:g} requests a second the mean TTFT is not twice {idle:,.0f} ms"
+        raise BenchError(f"round-robin: {said}; fix: more requests, or --rate")
     for _ in range(plan.bisections):
         middle = sqrt(low * high)
         low, high = (middle, high) if ttft(middle) < 2 * idle else (low, middle)
