@@ -21,7 +21,7 @@ from xxhash import xxh32_hexdigest
 from inferway.model import Prompt
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.openai_api.requests import CompletionRequest
-from inferway_bench.data_files import unpacked
+from inferway_bench.flags import unpacked
 from inferway_bench.processes import BenchError
 
 MODEL = "simulated"

@@ -16,8 +16,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar, get_type_hints
 
 import msgspec
 
-from inferway_bench.data_files import default_data_dir
-from inferway_bench.flags import data_flag, flag
+from inferway_bench.flags import data_flag, default_data_dir, flag
 from inferway_bench.policies.catalog import LEARNED, OURS, POLICIES, alone, policy_named
 from inferway_bench.policies.engine import EngineSpec
 from inferway_bench.policies.groups import HybridSpec
