@@ -19,7 +19,7 @@ from statistics import mean, median
 from typing import Any
 
 from inferway_bench.cpu import parse_stat
-from inferway_bench.data_files import default_data_dir, unpacked
+from inferway_bench.flags import default_data_dir, unpacked
 
 SIZES = {64: 100, 250: 60, 1_000: 30, 4_000: 12, 16_000: 3, 32_000: 2}  # tokens: rounds
 CHATS = 8  # of each size

@@ -20,7 +20,7 @@ from bench.tests.runs import a_run, unseen
 from click.testing import CliRunner
 
 from inferway_bench.cli import bench
-from inferway_bench.data_files import default_data_dir
+from inferway_bench.flags import default_data_dir
 from inferway_bench.processes import BenchError
 from inferway_bench.prompts import (
     CHATS,

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from inferway_bench.processes import BenchError, Venv
 from inferway_bench.routers import (
+    Dynamo,
     EngineAddress,
     Inferway,
     Place,
-    SglangRouter,
+    Smg,
     VllmRouter,
     added,
     by_label,
@@ -89,9 +91,38 @@ def test_vllm_router_gets_its_event_sources_by_hand_when_it_is_to_use_them() -> 
 
 
 def test_peers_are_started_from_their_own_venv() -> None:
-    command = SglangRouter(PEERS, "cache_aware").command(PLACE)
+    command = Smg(PEERS, "cache_aware").command(PLACE)
 
-    assert command[:4] == ["/peers/bin/sglang-router", "launch", "--policy", "cache_aware"]
+    assert command[:4] == ["/peers/bin/smg", "launch", "--policy", "cache_aware"]
+    assert command[-2:] == ["--worker-urls", "http://127.0.0.1:1"]
+
+
+def test_dynamo_gets_a_worker_for_each_engine_and_its_events() -> None:
+    python, _, script, settings = Dynamo(PEERS, "kv").command(PLACE)
+
+    assert python == "/peers/bin/python"
+    assert Path(script).is_file()
+    told = json.loads(settings)
+    assert told["engines"] == [["http://127.0.0.1:1", "tcp://127.0.0.1:2"]]
+    assert told["frontend"][:2] == ["--router-mode", "kv"]
+
+
+def test_evidence_of_dynamo_is_what_it_matched_at_the_engine_that_it_took() -> None:
+    of = "dynamo_component_router"
+    counted = {
+        f'{of}_input_sequence_tokens_sum{{model="m"}}': 200.0,
+        f'{of}_kv_selected_cached_prefix_tokens_total{{model="m"}}': 90.0,
+        f'{of}_kv_best_eligible_cached_prefix_tokens_total{{model="m"}}': 150.0,
+    }
+
+    said = Dynamo(PEERS, "kv").evidence(counted)
+
+    assert "45.0% of the tokens matched at the engine that it took, 75.0% at the best" in said
+
+
+def test_text_that_is_compared_is_no_match_of_tokens() -> None:
+    assert Smg(PEERS, "cache_aware").evidence({}).startswith("prompts compared as text")
+    assert Smg(PEERS, "round_robin").evidence({}) == "prompts not looked at"
 
 
 @pytest.mark.parametrize(

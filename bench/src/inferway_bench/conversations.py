@@ -22,7 +22,7 @@ import msgspec
 from inferway.openai_api.requests import parse_chat
 from inferway.prompts.render_requests import GetOrCreateTokenizerKeyRequest, RenderChatRequest
 from inferway.prompts.renderer import Renderer
-from inferway_bench.data_files import unpacked
+from inferway_bench.flags import unpacked
 
 # Takes the place of the number that makes each request's last turn new; no text contains it.
 _MARK = "<<number>>"

@@ -140,21 +140,27 @@ class Venv:
         return self.directory / "bin" / name
 
 
-def install_venv(directory: Path, wanted: Sequence[str], on_step: OnStep, cure: str) -> Venv:
-    """The venv in `directory` with exactly the packages `wanted` (NAME==VERSION), made of this
-    process's interpreter if it is not there or holds others.
+def install_venv(
+    directory: Path, wanted: Sequence[str], on_step: OnStep, cure: str, instead: Sequence[str] = ()
+) -> Venv:
+    """Return the venv in `directory` with exactly the packages `wanted` (NAME==VERSION) and what
+    they require, or the packages `instead` of that; made of this process's interpreter if it is not
+    there or holds others.
 
     Raises BenchError with pip's own words and `cure` when they cannot be had.
     """
     venv = Venv(directory / "venv")
     installed = directory / "installed.txt"
-    if installed.is_file() and installed.read_text().split() == list(wanted):
+    if installed.is_file() and installed.read_text().split() == [*wanted, *instead]:
         return venv
     on_step(f"making a venv in {venv.directory}")
     _run([sys.executable, "-m", "venv", "--clear", str(venv.directory)], cure)
     on_step(f"installing {' and '.join(wanted)} from PyPI (once)")
-    _run([str(venv.executable("python")), "-m", "pip", "install", "--quiet", *wanted], cure)
-    installed.write_text("\n".join(wanted) + "\n")
+    install = [str(venv.executable("python")), "-m", "pip", "install", "--quiet"]
+    if instead:
+        _run([*install, *instead], cure)
+    _run([*install, *(["--no-deps"] if instead else []), *wanted], cure)
+    installed.write_text("\n".join([*wanted, *instead]) + "\n")
     return venv
 
 

@@ -25,8 +25,7 @@ from inferway.doctor.machine import cache_dir
 from inferway.prompts.render_requests import GetOrCreateTokenizerKeyRequest, RenderRequest
 from inferway.prompts.renderer import Renderer
 from inferway_bench import prompts_worker
-from inferway_bench.data_files import default_data_dir, unpacked
-from inferway_bench.flags import data_flag, flag
+from inferway_bench.flags import data_flag, default_data_dir, flag, unpacked
 from inferway_bench.harness import Benchmark
 from inferway_bench.processes import BenchError, JsonWorker, OnStep, in_turn, install_venv
 from inferway_bench.rows import Column, Findings, Key, Row, Table, Value

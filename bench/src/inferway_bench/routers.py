@@ -2,7 +2,8 @@
 
 A router is measured as it is shipped: metrics, logging, timeouts, retries and limits at their
 defaults. What is set is what it cannot know: ports, engines and, for vllm-router's kv_aware,
-the event sockets (its discovery asks for /get_server_info, which vLLM 0.32 does not have).
+the event sockets (its discovery asks for /get_server_info, which vLLM 0.32 does not have). The
+lines in `NOT_MEASURED` name what of the peers cannot be measured here.
 """
 
 from __future__ import annotations
@@ -34,9 +35,21 @@ from inferway_bench.processes import (
     running,
     wait_until,
 )
+from inferway_sim.prepare import prepare_smollm2
 
 BLOCK_SIZE = 16  # tokens; vLLM's default on GPUs
-PEERS = {"vllm-router": "0.1.17", "sglang-router": "0.3.2"}  # from PyPI
+PEERS = {"vllm-router": "0.1.17", "smg": "1.13.0", "ai-dynamo": "1.6.1"}  # from PyPI
+# What is imported of what ai-dynamo requires. pip cannot install all of that from PyPI alone:
+# aisimulate is a stub there, which fetches the package from NVIDIA's index.
+_DYNAMO_NEEDS = (
+    *("ai-dynamo-runtime==1.6.1", "aiohttp==3.14.5", "msgspec==0.23.0", "packaging==26.4"),
+    "pyyaml==6.0.4",
+)
+_DYNAMO_WORKERS = Path(__file__).parent / "peers" / "dynamo_workers.py"
+NOT_MEASURED = (
+    "smg with KV events: it takes them of gRPC engines alone (smg-grpc-servicer), and before HTTP "
+    "engines compares text; its wheel has no shared index to start",
+)
 OnlyFlag = Annotated[
     tuple[str, ...],
     flag(
@@ -204,8 +217,11 @@ class VllmRouter:
     def matched_share(self, place: Place, body: bytes) -> float:
         before = self.counters(place)
         request(f"{place.url}/v1/chat/completions", body)
-        lookups = by_label(since(before, self.counters(place)), _LOOKUPS, "result")
-        return 1.0 if lookups.get("hit") else 0.0
+        return self.matched(since(before, self.counters(place)))
+
+    def matched(self, counted: Counters) -> float:
+        """Return the share of prompts, between two readings, that it knew to be cached."""
+        return 1.0 if by_label(counted, _LOOKUPS, "result").get("hit") else 0.0
 
     def counters(self, place: Place) -> Counters:
         return read_metrics(get(f"http://127.0.0.1:{place.metrics_port}/metrics").decode())
@@ -213,7 +229,8 @@ class VllmRouter:
     def evidence(self, counted: Counters) -> str:
         inputs = by_label(counted, "vllm_router_kv_routing_inputs_total", "result")
         if not sum(inputs.values()):
-            return "prompts not looked at"
+            looked = "compared as text with those sent before"
+            return f"prompts {looked if self.policy == 'cache_aware' else 'not looked at'}"
         rendered = inputs.get("render", 0.0)
         if not rendered:
             return f"did not tokenize ({', '.join(inputs)}): compares text, or goes by load"
@@ -231,16 +248,66 @@ class VllmRouter:
 
 
 @dataclass(frozen=True, slots=True)
-class SglangRouter(VllmRouter):
-    """sglang-router from PyPI, of which vllm-router is a fork."""
+class Smg(VllmRouter):
+    """SMG from PyPI, the successor of sglang-router, of which vllm-router is a fork."""
 
-    package: ClassVar[str] = "sglang-router"
+    package: ClassVar[str] = "smg"
     words: ClassVar[tuple[str, ...]] = ("launch",)
 
-    def evidence(self, counted: Counters) -> str:  # noqa: ARG002
-        if self.policy != "cache_aware":
-            return "prompts not looked at"
-        return "compares text with a tree of past requests, not tokens with events"
+
+@dataclass(frozen=True, slots=True)
+class Dynamo(VllmRouter):
+    """Dynamo's frontend from PyPI, with a worker for each engine."""
+
+    package: ClassVar[str] = "ai-dynamo"
+
+    @property
+    def matches_events(self) -> bool:
+        return self.policy == "kv"
+
+    def command(self, place: Place) -> list[str]:
+        words = ["--router-mode", self.policy, "--http-host", "127.0.0.1"]
+        settings = {
+            "engines": [(engine.url, engine.events) for engine in place.engines],
+            "model": str(prepare_smollm2()),
+            "name": place.model,
+            "block_size": place.block_size,
+            "store": str(place.directory / "discovery"),
+            "frontend": [*words, "--http-port", str(place.port)],
+        }
+        python = str(self.peers.executable("python"))  # -P: modules beside it have common names
+        return [python, "-P", str(_DYNAMO_WORKERS), msgspec.json.encode(settings).decode()]
+
+    def is_ready(self, place: Place) -> bool:
+        """Return whether it has heard of a worker for each engine, and of their model."""
+        try:
+            found = msgspec.json.decode(get(f"{place.url}/health"))["instances"]
+            models = msgspec.json.decode(get(f"{place.url}/v1/models"))["data"]
+        except (OSError, BenchError):
+            return False
+        workers = [one for one in found if one["endpoint"] == "generate"]
+        return bool(models) and len(workers) == len(place.engines)
+
+    def matched(self, counted: Counters) -> float:
+        return self._share(counted, "kv_selected_cached_prefix_tokens_total")
+
+    def _share(self, counted: Counters, name: str) -> float:
+        """Of the prompts' tokens."""
+        of = "dynamo_component_router"
+        return total(counted, f"{of}_{name}") / max(
+            1.0, total(counted, f"{of}_input_sequence_tokens_sum")
+        )
+
+    def counters(self, place: Place) -> Counters:
+        return read_metrics(get(f"{place.url}/metrics").decode())
+
+    def evidence(self, counted: Counters) -> str:
+        best = self._share(counted, "kv_best_eligible_cached_prefix_tokens_total")
+        return (
+            f"renders and tokenizes itself; {self.matched(counted):.1%} of the tokens matched at "
+            f"the engine that it took, {best:.1%} at the best; its workers, which pass tokens on "
+            "to the engines, are not in its CPU time and memory"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,24 +349,26 @@ def place_for(
     return Place(free_port(), free_port(), engines, model, directory, block_size)
 
 
-def all_routers(
-    vllm: Sequence[str], sglang: Sequence[str], with_peers: bool, on_step: OnStep
-) -> list[Router]:
-    """Return ours, with scoring and without, and the peers with these policies, from their venv (60
-    MB from PyPI), made if it is not there. Raises BenchError when they cannot be had."""
-    ours: list[Router] = [Inferway(scoring=True), Inferway(scoring=False)]
-    if with_peers:
-        wanted = [f"{name}=={version}" for name, version in PEERS.items()]
-        cure = "let this machine reach PyPI, or leave the peers out with --no-peers"
-        venv = install_venv(cache_dir() / "peers", wanted, on_step, cure)
-        ours += [VllmRouter(venv, policy) for policy in vllm]
-        ours += [SglangRouter(venv, policy) for policy in sglang]
-    return ours
+def all_routers(peers: Sequence[str], with_peers: bool, on_step: OnStep) -> list[Router]:
+    """Return ours, with scoring and without, and the `peers` ("smg cache_aware"), each package from
+    a venv that is made if it is not there (300 MB from PyPI). Raises BenchError when one cannot be
+    had."""
+    found: list[Router] = [Inferway(scoring=True), Inferway(scoring=False)]
+    cure = "let this machine reach PyPI, or leave the peers out with --no-peers"
+    for peer in peers if with_peers else ():
+        package, _, policy = peer.partition(" ")
+        kind = next(one for one in (VllmRouter, Smg, Dynamo) if one.package == package)
+        directory, wanted = cache_dir() / "peers" / package, [f"{package}=={PEERS[package]}"]
+        needs = _DYNAMO_NEEDS if kind is Dynamo else ()
+        found.append(kind(install_venv(directory, wanted, on_step, cure, instead=needs), policy))
+    return found
 
 
 def versions(routers: Iterable[Router]) -> str:
-    """Return the programs and their versions, in words."""
-    return ", ".join(dict.fromkeys(f"{r.label.split()[0]} {r.version}" for r in routers))
+    """Return the programs, their versions and what the peers are told, in words."""
+    names = ", ".join(dict.fromkeys(f"{r.label.split()[0]} {r.version}" for r in routers))
+    told = "`--policy` (Dynamo: `--router-mode`, `--discovery-backend file`), and kv_aware's events"
+    return f"{names}; the peers with their defaults but for ports, engines, {told}"
 
 
 def chosen(routers: Sequence[Router], only: Sequence[str]) -> list[Router]:

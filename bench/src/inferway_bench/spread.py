@@ -1,5 +1,5 @@
 """Statistics of repeated measurements: quartiles, and how far a ratio or a mean can be trusted; the
-form in which they are written, `value (low to high)`; and the rate at which a mean doubles.
+form in which they are written, `value (low to high)`.
 
 Intervals are percentile bootstraps (Efron 1979): the data is drawn anew from itself many times,
 and the interval holds the middle 95 % of what comes out. The seed is fixed, so that a result can
@@ -9,7 +9,6 @@ be computed again from what was stored.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import sqrt
 
 import msgspec
 import numpy as np
@@ -155,23 +154,3 @@ def _percentile(values: Floats, percent: float) -> float:
     above = min(below + 1, len(values) - 1)
     parted = np.partition(values, (below, above))
     return float(parted[below] + (parted[above] - parted[below]) * (at - below))
-
-
-def doubling_rate(
-    ttft: Callable[[float], float], idle: float, between: tuple[float, float], factor: float,
-    attempts: int, bisections: int,
-) -> tuple[float, float]:  # fmt: skip
-    """Return two rates of which the mean `ttft` is below twice `idle` at the first, and not at the
-    second. The higher of `between` is multiplied by `factor` until it is, at most `attempts` times,
-    then what is left is halved, in ratio. Raises ValueError if it never doubles."""
-    low, high = between
-    for _ in range(attempts):
-        if ttft(high) >= 2 * idle:
-            break
-        low, high = high, high * factor
-    else:
-        raise ValueError(f"at {low:g} requests a second the mean TTFT is not twice {idle:,.0f} ms")
-    for _ in range(bisections):
-        middle = sqrt(low * high)
-        low, high = (middle, high) if ttft(middle) < 2 * idle else (low, middle)
-    return low, high

@@ -16,8 +16,8 @@ from inferway_bench.dataplane.benchmark import (
     LONG,
     PLAIN,
     SCORING,
-    SGLANG,
     SHORT,
+    SMG,
     STREAM,
     VLLM,
     arrivals,
@@ -47,7 +47,7 @@ ROWS = [
     cpu(PLAIN, SHORT, 40.0, 42.0, 41.0),
     cpu(SCORING, SHORT, 200.0, 210.0, 205.0),
     cpu(VLLM, SHORT, 90.0, 92.0, 91.0),
-    cpu(SGLANG, SHORT, 100.0, 99.0, 101.0),
+    cpu(SMG, SHORT, 100.0, 99.0, 101.0),
     cpu(SCORING, LONG, 400.0, 410.0, 405.0),
     cpu("vllm-router cache_aware", LONG, 390.0, 392.0, 391.0),
     cpu(
@@ -79,7 +79,7 @@ RUN = run_of(ROWS)
 def test_peers_that_take_less_cpu_than_ours_with_all_it_does_are_losses() -> None:
     assert losses(RUN) == [
         f"{SHORT}: {VLLM} takes 91 µs of CPU, `{SCORING}` 205: 2.3 (2.2 to 2.3) times as much",
-        f"{SHORT}: {SGLANG} takes 100 µs of CPU, `{SCORING}` 205: 2.0 (2.0 to 2.1) times as much",
+        f"{SHORT}: {SMG} takes 100 µs of CPU, `{SCORING}` 205: 2.0 (2.0 to 2.1) times as much",
         f"{LONG}: vllm-router cache_aware takes 391 µs of CPU, `{SCORING}` 405: 1.0 (1.0 to 1.1) "
         "times as much",
     ]
@@ -102,19 +102,13 @@ def test_arrivals_of_a_repeat_are_the_same_for_all_and_others_in_the_next() -> N
 
 
 @pytest.mark.slow
-def test_a_router_that_answers_nothing_has_no_row_and_is_named(tmp_path: Path) -> None:
+def test_a_router_that_answers_nothing_ends_the_run_with_the_reason(tmp_path: Path) -> None:
     with trivial_engine("m", tmp_path / "engine.log") as engine:
         place = place_for([engine], "m", tmp_path / "router")  # nobody listens there
         absent = RunningRouter(Inferway(scoring=False), place, os.getpid())
 
-        found = latencies([absent], "m", 40.0, 0.5, 2, unseen)
-
-    [direct] = found.rows
-    assert found.rate == 40.0
-    assert (direct.keys["router"], direct.repeats("failed")) == (DIRECT, [0.0, 0.0])
-    assert len(found.notes) == 1
-    assert found.notes[0].startswith("inferway serve --no-scoring answered nothing in repeat 1")
-    assert found.notes[0].partition(": ")[2].startswith("connect")
+        with pytest.raises(BenchError, match=f"{place.url}: none of .* was answered: connect"):
+            latencies([absent], "m", 40.0, 0.5, 2, unseen)
 
 
 OUTPUT = """\

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from inferway_bench.data_files import default_data_dir
+from inferway_bench.flags import default_data_dir
 from inferway_bench.loading.datasets import Dataset, dataset_file, read_dataset
 from inferway_bench.processes import BenchError
 

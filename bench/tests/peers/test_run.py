@@ -7,11 +7,10 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 import pytest
 from bench.tests.runs import a_run, unseen
 
-from inferway_bench.peers.benchmark import OURS, PEERS, PeersPlan, measure_routers
+from inferway_bench.peers.benchmark import OURS, PeersPlan, measure_routers
 from inferway_bench.peers.plan import REAL, ChatSpec, Scenario, SimulatedEngines
 from inferway_bench.processes import BenchError, answers
 from inferway_bench.routers import Counters, Inferway, Place, Router
@@ -21,9 +20,9 @@ MINIATURE = Scenario(
     SimulatedEngines(engines=2, prefill_us_per_token=50.0, inter_token_ms=1.0),
     ChatSpec(sessions=6, turns=3, systems=1, answer_tokens=3, apart=2),
     warm_up_requests=4,
-    bisections=1,
+    rate=20.0,
 )
-PLAN = PeersPlan(loads=(1.0,), seeds=1, rate=20.0)
+PLAN = PeersPlan(loads=(1.0,), seeds=1)
 
 
 @dataclass(frozen=True)
@@ -54,9 +53,8 @@ class RoundRobin:
 
 @pytest.fixture(scope="module")
 def run() -> Run:
-    double = RoundRobin()
-    routers: list[Router] = [Inferway(scoring=True), double]
-    return a_run("peers", measure_routers(MINIATURE, PLAN, routers, double, unseen))
+    routers: list[Router] = [Inferway(scoring=True), RoundRobin()]
+    return a_run("peers", measure_routers(MINIATURE, PLAN, routers, unseen))
 
 
 def row(run: Run, router: str) -> Row:
@@ -93,27 +91,10 @@ def test_what_a_router_costs_is_counted(run: Run) -> None:
     assert row(run, OURS).median("mib") > 10
 
 
-@pytest.mark.slow
-def test_the_rate_is_looked_for_from_where_requests_hardly_meet() -> None:
-    plan, double = msgspec.structs.replace(PLAN, rate=None), RoundRobin()
-
-    run = a_run("peers", measure_routers(MINIATURE, plan, [double], double, unseen))
-
-    facts = {name: float(value) for name, value in run.facts.items()}
-    alone = facts["idle_ttft_ms"] + 2 * row(run, double.label).median("itl_ms")  # three tokens
-    assert facts["idle_rate"] < 1e3 / alone
-    assert facts["rate"] > facts["idle_rate"]
-    assert f"ms that it is at {facts['idle_rate']:.3g} requests/s" in PEERS.markdown(run)
-
-
-def test_real_engines_without_a_command_name_the_cure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_real_engines_without_their_environment_name_the_cure(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("INFERWAY_VLLM_VENV", raising=False)
-    double = RoundRobin()
 
-    with pytest.raises(BenchError, match="--vllm PATH"):
-        measure_routers(REAL, PLAN, [double], double, unseen)
-    plan = msgspec.structs.replace(PLAN, vllm=tmp_path / "no")
-    with pytest.raises(BenchError, match="install_vllm"):
-        measure_routers(REAL, plan, [double], double, unseen)
+    with pytest.raises(BenchError, match="INFERWAY_VLLM_VENV=/its/venv"):
+        measure_routers(REAL, PLAN, [RoundRobin()], unseen)

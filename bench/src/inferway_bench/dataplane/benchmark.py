@@ -42,6 +42,7 @@ from inferway_bench.loading.generated import Session, Turn
 from inferway_bench.plotting import Chart, Plot
 from inferway_bench.processes import BenchError, OnStep, in_turn
 from inferway_bench.routers import (
+    NOT_MEASURED,
     Counters,
     OnlyFlag,
     PeersFlag,
@@ -57,8 +58,8 @@ from inferway_bench.spread import ratio_of_medians
 from inferway_sim.prepare import prepare_smollm2
 
 PLAIN, SCORING = "inferway serve --no-scoring", "inferway serve"
-VLLM, SGLANG = "vllm-router round_robin", "sglang-router round_robin"
-_LIGHT = (PLAIN, VLLM, SGLANG)  # those that do not look at prompts
+VLLM, SMG = "vllm-router round_robin", "smg round_robin"
+_LIGHT = (PLAIN, VLLM, SMG)  # those that do not look at prompts
 
 SHORT, LONG, STREAM = "0.7 kB chat", "8k-token chat", "stream of 500 chunks"
 _STEP_SECONDS = 0.002  # between a stream's tokens: 10,000 chunks a second, far from saturation
@@ -87,8 +88,9 @@ _QUICK = {"repeats": 2, "seconds": 2, "latency_seconds": 2, "memory_repeats": 1}
 def measure(plan: DataplanePlan, on_step: OnStep) -> Findings:
     """Measure the routers that the plan wants. Raises BenchError when something cannot be started,
     fails a request, or does not match what it should match."""
-    policies = ("round_robin", "cache_aware", "kv_aware")
-    routers = all_routers(policies, policies[:2], plan.peers, on_step)
+    peers = [VLLM, "vllm-router cache_aware", "vllm-router kv_aware", SMG, "smg cache_aware"]
+    peers += ["ai-dynamo round-robin", "ai-dynamo kv"]
+    routers = all_routers(peers, plan.peers, on_step)
     return measure_routers(chosen(routers, plan.only), plan, on_step)
 
 
@@ -120,7 +122,7 @@ def _cases(model: str, connections: int) -> tuple[_Case, _Case, _Case]:
     return (
         _Case(SHORT, of_short, Load(short, connections)),
         _Case(LONG, of_long, Load(long, connections)),
-        _Case(STREAM, of_stream, Load(stream, _STREAMS), tokens=_TOKENS),
+        _Case(STREAM, of_stream, Load(stream, _STREAMS), _TOKENS),
     )
 
 
@@ -140,14 +142,18 @@ def measure_routers(routers: Sequence[Router], plan: DataplanePlan, on_step: OnS
         light = [one for one in ready if one.label in _LIGHT]
         for case, taking in ((short, ready), (long, ready), (stream, light)):
             rows += _cpu_rows(case, taking, plan, numbers, on_step)
-        notes["cpu"] = [*(f"{case.name}: {case.what}" for case in loads), *_evidence(rows)]
+        notes["cpu"] = [f"{case.name}: {case.what}" for case in loads]
+        notes["cpu"] += [
+            f"{row.keys['router']}: {row.values['did']}" for row in rows if row.keys["load"] == LONG
+        ]
+        notes["cpu"] += NOT_MEASURED
         if light:
             carried = [r for r in rows if r.keys["load"] == SHORT and r.keys["router"] in _LIGHT]
             half = min(row.median("per_second") for row in carried) / 2
-            timed = latencies(light, model, half, plan.latency_seconds, plan.repeats, on_step)
-            rows += timed.rows
-            notes["latency"] = [_why_so_many(timed.rate, half), *timed.notes]
-            facts["rate"] = round(timed.rate, 1)
+            rate, mine = latencies(light, model, half, plan.latency_seconds, plan.repeats, on_step)
+            rows += mine
+            notes["latency"] = [_why_so_many(rate, half)]
+            facts["rate"] = round(rate, 1)
     forwarding = [router for router in routers if router.label in _LIGHT]
     rows += memory_rows(forwarding, model, plan.held_streams, plan.memory_repeats, on_step)
     about = (
@@ -178,8 +184,10 @@ def _cpu_rows(
     on_step: OnStep,
 ) -> list[Row]:
     least = math.ceil(3 * case.tokens * _STEP_SECONDS)  # so that streams end within
+    # Dynamo streams whatever is asked: then as many tokens as a whole answer has, at once
+    pace = (case.tokens, _STEP_SECONDS) if case.tokens else (14, 0)
     for one in ready:
-        set_pace(one.place.engines, _TOKENS, _STEP_SECONDS)
+        set_pace(one.place.engines, *pace)
 
     def count(one: RunningRouter) -> Counters:
         written = {_WRITTEN: float(events_written(one.place.engines))}
@@ -202,18 +210,6 @@ def _cpu_rows(
         keys: dict[str, Key] = {"load": case.name, "router": one.label}
         rows.append(Row("cpu", keys, values, one.router.is_ours))
     return rows
-
-
-def _evidence(rows: Sequence[Row]) -> Iterator[str]:
-    """Yield what each router says that it did, once where it says the same of several loads."""
-    said: dict[tuple[str, str], list[str]] = {}
-    for row in rows:
-        said.setdefault((str(row.keys["router"]), str(row.values["did"])), []).append(
-            str(row.keys["load"])
-        )
-    for (router, did), loads in said.items():
-        is_alone = sum(name == router for name, _ in said) == 1
-        yield f"{router}{'' if is_alone else ', ' + ' and '.join(loads)}: {did}"
 
 
 def losses(run: Run) -> list[str]:
@@ -310,21 +306,11 @@ _HEADERS = {"user-agent": "OpenAI/Python 2.8.1", "authorization": "Bearer dummy"
 
 
 class _Timed(NamedTuple):
-    """One repeat. `error` says why the first request that failed did."""
+    """One repeat."""
 
     requests: int
     ttft_us: list[float]  # from the first byte sent, of those that were answered
     cpu_share: float  # of a core, that the sending took
-    error: str | None
-
-
-class Latencies(NamedTuple):
-    """`rate`: requests a second, the same for all. `notes` name the routers that answered nothing
-    in some repeat, and so have no row, and say why."""
-
-    rate: float
-    rows: list[Row]
-    notes: list[str]
 
 
 def latencies(
@@ -334,9 +320,10 @@ def latencies(
     seconds: float,
     repeats: int,
     on_step: OnStep,
-) -> Latencies:
-    """Streams of one token, so that what is measured ends with it: at `rate`, or at what the client
-    can send with a part of a core if that is less."""
+) -> tuple[float, list[Row]]:
+    """Send streams of one token, so that what is measured ends with it: at `rate`, or at what the
+    client can send with a part of a core if that is less. Return the rate, and a row for each
+    router. Raises BenchError when one answers nothing."""
     for one in ready:
         set_pace(one.place.engines, 1, 0)
     direct = ready[0].place.engines[0].url
@@ -344,21 +331,12 @@ def latencies(
     probe = _send(direct, model, _PROBE_RATE, _PROBE_SECONDS, _PROBE_SEED)
     rate = min(rate, CLIENT_SHARE * probe.requests / (probe.cpu_share * _PROBE_SECONDS))
     sent: dict[str, list[_Timed]] = {label: [] for label in urls}
-    failed: dict[str, str] = {}
     for repeat in range(repeats):
         for label in in_turn(list(urls), repeat):
-            if label in failed:
-                continue
             on_step(f"latency at {rate:,.0f}/s: {label}, {repeat + 1} of {repeats}")
-            found = _send(urls[label], model, rate, seconds, repeat)
-            sent[label].append(found)
-            if not found.ttft_us:
-                failed[label] = f"repeat {repeat + 1}, all of {found.requests}: {found.error}"
+            sent[label].append(_send(urls[label], model, rate, seconds, repeat))
     ours = {one.router.label for one in ready if one.router.is_ours}
-    rows = _rows({label: found for label, found in sent.items() if label not in failed}, ours)
-    return Latencies(
-        rate, rows, [f"{label} answered nothing in {said}" for label, said in failed.items()]
-    )
+    return rate, _rows(sent, ours)
 
 
 def _rows(sent: dict[str, list[_Timed]], ours: set[str]) -> list[Row]:
@@ -406,10 +384,11 @@ def _send(url: str, model: str, rate: float, seconds: float, seed: int) -> _Time
     finally:
         gc.enable()
     good = [s for s in driven.samples if s.ok and s.completion_tokens is not None]
-    bad = next((s for s in driven.samples if not s.ok), None)
-    error = "streams without usage" if bad is None else f"{bad.error}: {bad.detail}"
     ttft_us = [s.ttft_sent * 1e6 for s in good if s.ttft_sent is not None]
-    return _Timed(len(sessions), ttft_us, driven.cpu_share, error)
+    if not ttft_us:
+        said = next((f"{s.error}: {s.detail}" for s in driven.samples if not s.ok), "no usage")
+        raise BenchError(f"{url}: none of {len(sessions)} streams was answered: {said}")
+    return _Timed(len(sessions), ttft_us, driven.cpu_share)
 
 
 _HELD_STEP_SECONDS = 2.0  # between the tokens of streams that are held

@@ -21,7 +21,7 @@ from typing import Any
 import click
 import msgspec
 
-from inferway_bench.data_files import default_data_dir, unpacked
+from inferway_bench.flags import default_data_dir, unpacked
 from inferway_bench.loading.generated import Message, Session, Turn
 from inferway_bench.policies.requests import FILES, stored
 from inferway_bench.processes import BenchError

@@ -22,10 +22,18 @@ import msgspec
 from inferway_bench.flags import flag
 from inferway_bench.harness import Benchmark
 from inferway_bench.peers.fleets import Cell, RouterTrials, real_engines, started
-from inferway_bench.peers.plan import REAL, SIMULATED, LayersFlag, Scenario, VllmFlag
+from inferway_bench.peers.plan import REAL, SIMULATED, Scenario
 from inferway_bench.plotting import Chart, Plot
 from inferway_bench.processes import OnStep
-from inferway_bench.routers import OnlyFlag, PeersFlag, Router, all_routers, chosen, versions
+from inferway_bench.routers import (
+    NOT_MEASURED,
+    OnlyFlag,
+    PeersFlag,
+    Router,
+    all_routers,
+    chosen,
+    versions,
+)
 from inferway_bench.rows import Column, Findings, Key, Row, Run, Table, Value, table_lines
 from inferway_bench.spread import Interval, mean_interval
 
@@ -39,10 +47,13 @@ class PeersPlan(msgspec.Struct, frozen=True):
 
     # fmt: off
     real: Annotated[bool, flag(
-        "Run real vLLM on the CPU behind the routers, instead of simulated engines.",
+        "Run real vLLM on the CPU behind the routers, that of the virtual environment"
+        " $INFERWAY_VLLM_VENV, instead of simulated engines.",
     )] = False
-    vllm: VllmFlag = None
-    layers: LayersFlag = None
+    layers: Annotated[int | None, flag(
+        "Give real engines N layers of SmolLM2's shape and weights that mean nothing, where the CPU"
+        " is slow; by default the model has all 30.", metavar="N", ge=1, le=30,
+    )] = None
     only: OnlyFlag = ()
     peers: PeersFlag = True
     seeds: Annotated[int, flag("Measure each load with this number of seeds.", ge=1)] = 5
@@ -52,65 +63,51 @@ class PeersPlan(msgspec.Struct, frozen=True):
     )] = (0.5, 0.75, 0.9)
     rate: Annotated[float | None, flag(
         "Take this number of requests a second as the rate at which round-robin's mean TTFT"
-        " doubles; by default the benchmark looks for it.", gt=0,
+        " doubles; it was found to be 25, and 3.44 with --real --layers 2.", gt=0,
     )] = None
     # fmt: on
-    sessions: int | None = None  # chats of each load, if not as many as the scenario has
 
     @property
     def scenario(self) -> Scenario:
         """The engines and chats that the plan asks for."""
-        found = SIMULATED
-        if self.real:
-            found = msgspec.structs.replace(REAL, engines=real_engines(self.layers))
-        if self.sessions is None:
-            return found
-        chats = msgspec.structs.replace(found.chats, sessions=self.sessions)
-        return msgspec.structs.replace(found, chats=chats)
+        if not self.real:
+            return SIMULATED
+        return msgspec.structs.replace(REAL, engines=real_engines(self.layers))
 
 
 def measure(plan: PeersPlan, on_step: OnStep) -> Findings:
     """Measure the routers that the plan wants. Raises BenchError when something cannot be started,
     or a load is not answered at all."""
     policies = ("round_robin", "cache_aware", "consistent_hash", "kv_aware")
-    routers = all_routers(policies, ("cache_aware",), plan.peers, on_step)
-    round_robin = routers[2] if plan.peers else routers[1]
-    return measure_routers(plan.scenario, plan, chosen(routers, plan.only), round_robin, on_step)
+    peers = [*(f"vllm-router {policy}" for policy in policies), "smg cache_aware", "ai-dynamo kv"]
+    routers = all_routers(peers, plan.peers, on_step)
+    return measure_routers(plan.scenario, plan, chosen(routers, plan.only), on_step)
 
 
 def measure_routers(
-    scenario: Scenario,
-    plan: PeersPlan,
-    routers: Sequence[Router],
-    round_robin: Router,
-    on_step: OnStep,
+    scenario: Scenario, plan: PeersPlan, routers: Sequence[Router], on_step: OnStep
 ) -> Findings:
-    """Measure `routers` in front of the scenario's engines; `round_robin` finds the rate. Raises
-    BenchError as `measure` does."""
+    """Measure `routers` in front of the scenario's engines. Raises BenchError as `measure` does."""
+    rate = plan.rate or scenario.rate
     with (
         TemporaryDirectory(prefix="inferway-peers-") as name,
-        started(scenario.engines, plan.vllm, Path(name), on_step) as fleet,
+        started(scenario.engines, Path(name), on_step) as fleet,
     ):
         trials = RouterTrials(scenario, fleet, Path(name), on_step)
-        facts = trials.find_rate(round_robin) if plan.rate is None else {"rate": plan.rate}
-        trials.measure(routers, plan.seeds, plan.loads, facts["rate"])
-    rate = f"Loads are shares of {facts['rate']:.3g} requests/s, given with --rate."
-    if "idle_rate" in facts:
-        rate = (
-            f"Loads are shares of {facts['rate']:.3g} requests/s, the rate at which round-robin's "
-            f"mean TTFT is twice the {facts['idle_ttft_ms']:,.0f} ms that it is at "
-            f"{facts['idle_rate']:.3g} requests/s."
-        )
+        trials.measure(routers, plan.seeds, plan.loads, rate)
     return Findings(
-        rows=rows_of(trials.cells, facts["rate"]),
+        rows=rows_of(trials.cells, rate),
         about=[
             scenario.about,
-            f"{rate} Routers: {versions(routers)}. TTFT counts from the time at "
+            f"Loads are shares of {rate:.3g} requests/s, at which round-robin's mean TTFT is twice "
+            f"that of an idle fleet. Routers: {versions(routers)}. TTFT counts from the time at "
             "which a request was due; intervals are 95 % bootstrap intervals over seeds. Load "
             f"average after the run {os.getloadavg()[0]:.2f}.",
         ],
-        facts={**facts, "requests": scenario.chats.requests},
-        notes={"load": [f"{router}: {did}" for router, did in trials.evidence.items()]},
+        facts={"rate": rate, "requests": scenario.chats.requests},
+        notes={
+            "load": [*(f"{name}: {did}" for name, did in trials.evidence.items()), *NOT_MEASURED]
+        },
         seeds=list(range(plan.seeds)),
     )
 
@@ -259,7 +256,7 @@ PEERS = Benchmark(
             _plot("cached", "prompt tokens from a cache, %"),
         ],
     ),
-    quick={"loads": (0.75,), "seeds": 2, "sessions": 40},
+    quick={"loads": (0.75,), "seeds": 1},
     losses=losses,
     glance=glance,
     question="how the choice of router changes time to first token, cached tokens and CPU time: "

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from math import sqrt
 from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
@@ -47,7 +46,6 @@ from inferway_bench.routers import (
     since,
     total,
 )
-from inferway_bench.spread import doubling_rate
 from inferway_sim.prepare import prepare_smollm2
 
 MODEL = "smollm2"  # as clients call it
@@ -88,18 +86,15 @@ def _is_idle(url: str) -> bool:
 
 @contextmanager
 def started(
-    engines: SimulatedEngines | RealEngines, vllm: Path | None, directory: Path, on_step: OnStep
+    engines: SimulatedEngines | RealEngines, directory: Path, on_step: OnStep
 ) -> Iterator[Fleet]:
-    """Start engines; `vllm` starts real ones, by default that of INFERWAY_VLLM_VENV. Raises
-    BenchError when one does not start."""
+    """Start engines, real ones from the virtual environment INFERWAY_VLLM_VENV. Raises BenchError
+    when one does not start."""
     on_step(f"starting {engines.engines} engines")
     if isinstance(engines, SimulatedEngines):
         fleet = simulated_fleet(engines, directory)
     else:
-        venv = os.environ.get("INFERWAY_VLLM_VENV")
-        vllm = Path(venv) / "bin" / "vllm" if vllm is None and venv else vllm
-        if vllm is None:
-            raise BenchError("real engines: whose vllm is not said; fix: --vllm PATH")
+        vllm = Path(os.environ.get("INFERWAY_VLLM_VENV", "/nowhere"), "bin", "vllm")
         fleet = real_fleet(engines, vllm, directory)
     with fleet as running_fleet:
         yield running_fleet
@@ -127,8 +122,7 @@ def real_fleet(spec: RealEngines, vllm: Path, directory: Path) -> Iterator[Fleet
     """Start vLLM on the CPU, with SmolLM2. Raises BenchError when an engine does not start."""
     if not vllm.is_file():
         raise BenchError(
-            f"{vllm}: not there; fix: scripts/install_vllm.sh, and its environment's bin/vllm "
-            "with --vllm"
+            f"{vllm}: not there; fix: scripts/install_vllm.sh, and INFERWAY_VLLM_VENV=/its/venv"
         )
     model = str(prepare_smollm2(weights=True))
     with ExitStack() as stack:
@@ -186,19 +180,18 @@ def _address(url: str) -> EngineAddress:
 
 
 _TIMEOUT = 120.0  # seconds that an answer may take
-_SEARCH_SEED, _WARM_UP_SEED = 1_000, 2_000  # of chats that are not measured
-_MOST_DOUBLINGS = 8  # of the rate that is looked for
+_WARM_UP_SEED = 2_000  # of chats that are not measured
 
 
 @dataclass(frozen=True, slots=True)
 class Standing(RunningRouter):
     """A router that runs in front of a fleet."""
 
-    def carry(self, sessions: Sequence[Session], users: int | None = None) -> Driven:
-        """Send `sessions` at their times, or as fast as `users` go, and wait for the answers."""
+    def carry(self, sessions: Sequence[Session]) -> Driven:
+        """Send `sessions` at their times, and wait for the answers."""
         target = Target(self.place.url, timeout=_TIMEOUT)
         with without_collections():
-            return uvloop.run(drive(target, sessions, Pacing(users), model=MODEL))
+            return uvloop.run(drive(target, sessions, Pacing(), model=MODEL))
 
     def warm_up(self, spec: ChatSpec, seed: int, rate: float, requests: int) -> None:
         """Send the first `requests` of chats that are like those of `seed`, but other ones."""
@@ -250,36 +243,6 @@ class RouterTrials:
     cells: list[Cell] = field(default_factory=list)
     evidence: dict[str, str] = field(default_factory=dict)
 
-    def find_rate(self, round_robin: Router) -> dict[str, float]:
-        """Return the rate at which round-robin's mean TTFT doubles, and the idle rate and TTFT."""
-        with standing(round_robin, self.fleet, self.directory / "search") as one:
-
-            def mean_ttft(rate: float) -> float:
-                self.on_step(f"{round_robin.label} at {rate:.3g} requests a second")
-                return self._carried(one, _SEARCH_SEED, f"search-{rate:.6g}", rate)["ttft_ms"]
-
-            idle_rate = self.scenario.idle_rate or self._seldom(one)
-            idle, steps = mean_ttft(idle_rate), self.scenario.bisections
-            try:
-                low, high = doubling_rate(
-                    mean_ttft, idle, (idle_rate, 2 * idle_rate), 2.0, _MOST_DOUBLINGS, steps
-                )
-            except ValueError as e:
-                raise BenchError(f"{round_robin.label}: {e}; fix: --rate") from e
-        return {
-            "rate": round(sqrt(low * high), 3),
-            "idle_rate": round(idle_rate, 3),
-            "idle_ttft_ms": round(idle, 1),
-        }
-
-    def _seldom(self, one: Standing) -> float:
-        """The requests a second that hardly ever meet, on this machine: a quarter of what one user
-        gets who waits for each answer. All the chats: first turns are shorter than others."""
-        self.on_step(f"{one.label} with one user")
-        self.fleet.reset()
-        driven = one.carry(chats(self.scenario.chats, _SEARCH_SEED, "seldom", 1.0), users=1)
-        return len(driven.samples) / driven.seconds / 4
-
     def measure(
         self, routers: Sequence[Router], seeds: int, loads: Sequence[float], rate: float
     ) -> None:
@@ -300,22 +263,19 @@ class RouterTrials:
         before = one.router.counters(one.place)
         for load in loads:
             self.on_step(f"{one.label} at {load:.0%}, seed {seed}", len(self.cells), total)
-            found = self._carried(one, seed, f"{seed}-{load:g}", load * rate)
+            self.fleet.reset()
+            spec = self.scenario.chats
+            found = one.figures(spec.requests, chats(spec, seed, f"{seed}-{load:g}", load * rate))
             self.cells.append(Cell(one.label, load, seed, one.router.is_ours, found))
         counted = since(before, one.router.counters(one.place))
         self.evidence[one.label] = one.router.evidence(counted)
 
-    def _carried(self, one: Standing, seed: int, tag: str, rate: float) -> dict[str, float]:
-        self.fleet.reset()
-        spec = self.scenario.chats
-        return one.figures(spec.requests, chats(spec, seed, tag, rate))
-
 
 def figures(requests: int, samples: Iterable[Sample]) -> dict[str, float]:
     """Return what the answered ones of `requests` were like: TTFT from the intended time, the mean
-    time between tokens, answers a second from the first intended time to the last answer's end, the
-    share of prompt tokens that engines found cached, and by how much the generator itself was
-    late. Errors are those not answered whole, or never sent, because the turn before was not."""
+    time between tokens, answers a second from the first intended time to the last answer's end, and
+    the share of prompt tokens that engines found cached. Errors are those not answered whole, or
+    never sent, because the turn before was not."""
     good = [sample for sample in samples if sample.ok]
     firsts = np.array([sample.ttft for sample in good], float) * 1e3
     p50, p90, p99 = np.percentile(firsts, (50, 90, 99)).tolist()
@@ -329,7 +289,6 @@ def figures(requests: int, samples: Iterable[Sample]) -> dict[str, float]:
         "itl_ms": fmean([s.itl for s in good if s.itl is not None] or [0.0]) * 1e3,
         "per_second": len(good) / seconds,
         "cached": 100 * sum(s.cached_tokens or 0 for s in good) / asked if asked else 0.0,
-        "late_p99_ms": float(np.percentile([s.late for s in good], 99)) * 1e3,
     }
     rounded = {name: round(value, 3) for name, value in found.items()}
     return rounded | {"errors": requests - len(good)}

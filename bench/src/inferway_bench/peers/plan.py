@@ -16,12 +16,9 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
-from pathlib import Path
-from typing import Annotated
 
 import msgspec
 
-from inferway_bench.flags import flag
 from inferway_bench.loading import generated
 from inferway_bench.loading.generated import (
     Session,
@@ -31,17 +28,6 @@ from inferway_bench.loading.generated import (
     interleaved,
     poisson,
 )
-
-# fmt: off
-VllmFlag = Annotated[Path | None, flag(
-    "Start real engines with this command, by default $INFERWAY_VLLM_VENV/bin/vllm.",
-    metavar="PATH",
-)]
-LayersFlag = Annotated[int | None, flag(
-    "Give real engines N layers of SmolLM2's shape and weights that mean nothing, where the CPU is"
-    " slow; by default the model has all 30.", metavar="N", ge=1, le=30,
-)]
-# fmt: on
 
 
 class ChatSpec(msgspec.Struct, frozen=True):
@@ -132,8 +118,8 @@ class Scenario(msgspec.Struct, frozen=True):
     engines: SimulatedEngines | RealEngines
     chats: ChatSpec
     warm_up_requests: int  # before each router is measured
-    bisections: int  # of the search for the rate
-    idle_rate: float | None = None  # requests a second that hardly ever meet; None: looked for
+    # requests a second at which the mean TTFT of round-robin is twice that of an idle fleet
+    rate: float
 
     @property
     def about(self) -> str:
@@ -151,15 +137,14 @@ SIMULATED = Scenario(
     # eight engines hold 82,000 tokens; the chats of one run are about as many
     ChatSpec(sessions=96, turns=5, systems=8, system_tokens=250, apart=24),
     warm_up_requests=80,
-    bisections=3,
-    idle_rate=3.0,
+    rate=25.0,  # whatever the machine: the engines take set times
 )
 REAL = Scenario(
     RealEngines(),
     # two engines hold 32,700 tokens; the chats of one run are nearly twice as many
     ChatSpec(turns=4, system_tokens=150, message_tokens=(250, 570), answer_tokens=4),
     warm_up_requests=16,
-    bisections=2,
+    rate=3.44,  # with two layers on an EPYC of 2026-11-22; elsewhere --rate
 )
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import datetime
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
@@ -21,7 +21,7 @@ from xxhash import xxh32_hexdigest
 from inferway.model import Prompt
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.openai_api.requests import CompletionRequest
-from inferway_bench.data_files import unpacked
+from inferway_bench.flags import unpacked
 from inferway_bench.processes import BenchError
 
 MODEL = "simulated"
@@ -240,14 +240,6 @@ class Outcome:
         legs = np.zeros(count, np.bool_)
         cached, believed = np.zeros((2, count), np.int64)
         return cls(ttft, latency, arrived, cached, believed, engine, ended, legs)
-
-    def put(self, places: Sequence[int], part: Outcome) -> None:
-        """Take over what became of some of the requests, but for the gaps."""
-        for field in fields(self):
-            values = getattr(self, field.name)
-            if isinstance(values, np.ndarray):
-                values[places] = getattr(part, field.name)
-        self.cpu_seconds += part.cpu_seconds
 
     def figures(self, workload: Workload, rate: float, warm_up: float = 0.0) -> Figures:
         """Return the figures of the requests that arrive behind the first share `warm_up` of the

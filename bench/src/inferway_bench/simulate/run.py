@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import lru_cache, partial
 from itertools import product
+from math import sqrt
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean
@@ -15,8 +16,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar, get_type_hints
 
 import msgspec
 
-from inferway_bench.data_files import default_data_dir
-from inferway_bench.flags import data_flag, flag
+from inferway_bench.flags import data_flag, default_data_dir, flag
 from inferway_bench.policies.catalog import LEARNED, OURS, POLICIES, alone, policy_named
 from inferway_bench.policies.engine import EngineSpec
 from inferway_bench.policies.groups import HybridSpec
@@ -35,7 +35,6 @@ from inferway_bench.policies.requests import (
 from inferway_bench.policies.simulate import FleetSpec, simulate
 from inferway_bench.processes import BenchError, OnStep
 from inferway_bench.rows import Key, Row
-from inferway_bench.spread import doubling_rate
 
 _SEARCHED = 2  # seeds whose mean TTFT is to double, and more where they have few requests:
 _SEARCHED_REQUESTS = 1_600
@@ -174,11 +173,18 @@ def _round_robins_rate(
             for seed, each in enumerate(workloads, start=1)
         )
 
-    idle, first = ttft(1 / _IDLE_GAP), _FIRST * fleet.num_engines
-    try:
-        low, _ = doubling_rate(ttft, idle, (first, first), 1.5, _MOST_STEPS, plan.bisections)
-    except ValueError as e:
-        raise BenchError(f"round-robin: {e}; fix: more requests, or --rate") from e
+    idle = ttft(1 / _IDLE_GAP)
+    low = high = _FIRST * fleet.num_engines
+    for _ in range(_MOST_STEPS):
+        if ttft(high) >= 2 * idle:
+            break
+        low, high = high, high * 1.5
+    else:
+        said = f"at {low:g} requests a second the mean TTFT is not twice {idle:,.0f} ms"
+        raise BenchError(f"round-robin: {said}; fix: more requests, or --rate")
+    for _ in range(plan.bisections):
+        middle = sqrt(low * high)
+        low, high = (middle, high) if ttft(middle) < 2 * idle else (low, middle)
     return idle, low
 
 

@@ -52,15 +52,15 @@ class ValidatePlan(msgspec.Struct, frozen=True):
             SimulatedEngines(blocks=768, prefill_us_per_token=60.0, inter_token_ms=5.0),
             ChatSpec(sessions=self.sessions, turns=10, systems=8, apart=30),
             warm_up_requests=40,
-            bisections=0,
+            rate=self.rate,
         )
 
 
 def measure(plan: ValidatePlan, on_step: OnStep) -> Findings:
     """Send the chats and simulate them. Raises BenchError when no router is left, a router or an
     engine does not start, or a request fails."""
-    policies = ("round_robin", "consistent_hash", "cache_aware")
-    ours, _, *others = all_routers(policies, policies[2:], True, on_step)
+    peers = [f"vllm-router {name}" for name in ("round_robin", "consistent_hash", "cache_aware")]
+    ours, _, *others = all_routers(peers, True, on_step)
     routers = chosen([ours, *others], plan.only)
     engines = plan.scenario.engines
     assert isinstance(engines, SimulatedEngines)

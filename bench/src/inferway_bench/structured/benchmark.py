@@ -25,8 +25,7 @@ from typing import Annotated, Any
 import msgspec
 
 from inferway.errors import SpecError
-from inferway_bench.data_files import unpacked
-from inferway_bench.flags import flag
+from inferway_bench.flags import flag, unpacked
 from inferway_bench.harness import Benchmark
 from inferway_bench.processes import BenchError, JsonWorker, OnStep, in_turn, with_sources
 from inferway_bench.rows import Better, Column, Findings, Row, Table, Value

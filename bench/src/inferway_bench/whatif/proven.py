@@ -49,9 +49,6 @@ class ProvenPlan(msgspec.Struct, frozen=True):
     )] = 12.0
     seed: int = 1
     seeds: Annotated[int, flag("Simulate each case with this number of seeds.", ge=2)] = 5
-    keep: Annotated[Path | None, flag(
-        "Keep the recordings in this folder, one a policy.", metavar="DIR",
-    )] = None
     # fmt: on
 
 
@@ -94,10 +91,10 @@ def measure(plan: ProvenPlan, on_step: OnStep) -> Findings:
     gateway or an engine does not start, or a request fails."""
     with TemporaryDirectory(prefix="inferway-what-if-") as name:
         place = Path(name)
-        recordings = [(plan.keep or place) / policy for policy in plan.policy]
-        with started(_ENGINES, None, place, on_step) as fleet:
+        recordings = [place / policy for policy in plan.policy]
+        with started(_ENGINES, place, on_step) as fleet:
             for policy, directory in zip(plan.policy, recordings, strict=True):
-                directory.mkdir(parents=True, exist_ok=True)
+                directory.mkdir()
                 _record(plan, fleet, Recorder(policy=policy, directory=directory), place, on_step)
         rows = list(_rows(plan, recordings, on_step))
     about = [
