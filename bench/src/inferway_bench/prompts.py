@@ -273,7 +273,7 @@ PROMPTS = Benchmark(
             CHATS, "Chats, render and tokenize, µs: median (quartiles)", ["tokens", "chat"],
             [
                 Column("prompt", "tokens in all", "{:,.0f}"),
-                Column("time", "", three_digits, "quartiles", "lower", "µs"),
+                Column("time", "", three_digits, "quartiles"),
                 Column("CPU", form=three_digits), Column("ratio", "times ours (95 %)", "{:.2f}"),
             ],
             across="system",

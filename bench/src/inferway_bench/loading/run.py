@@ -46,7 +46,7 @@ from inferway_bench.loading.plan import LoadPlan
 from inferway_bench.plotting import Chart, Plot
 from inferway_bench.policies.requests import Workload, read_trace
 from inferway_bench.processes import BenchError, OnStep
-from inferway_bench.rows import Better, Column, Findings, Table
+from inferway_bench.rows import Column, Findings, Table
 from inferway_bench.spread import three_digits
 
 _REFRESH_SECONDS = 1.0  # of what is shown, whose drawing takes a millisecond
@@ -263,8 +263,8 @@ async def ask_model(target: Target) -> str:
     return names[0]
 
 
-def _ms(name: str, head: str = "", better: Better | None = None) -> Column:
-    return Column(name, head, three_digits, better=better, unit="ms")
+def _ms(name: str, head: str = "") -> Column:
+    return Column(name, head, three_digits)
 
 
 def _count(name: str) -> Column:
@@ -284,16 +284,16 @@ LOAD = Benchmark(
             TABLE, "Time to first token, ms, with 95 % intervals; p99 from sending hides waiting",
             ["load"],
             [
-                _count("requests"), _ms("TTFT", better="lower"), _ms("TTFT p50", "p50"),
-                _ms("TTFT p90", "p90", "lower"), _ms("TTFT p99", "p99"),
+                _count("requests"), _ms("TTFT"), _ms("TTFT p50", "p50"),
+                _ms("TTFT p90", "p90"), _ms("TTFT p99", "p99"),
                 _ms("TTFT sent p99", "from sending"),
             ],
         ),
         Table(
             TABLE, "Time between tokens, and the whole answer, ms", ["load"],
             [
-                _ms("ITL", better="lower"), _ms("ITL p90", "p90", "lower"),
-                _ms("E2E", better="lower"), _ms("E2E p90", "p90", "lower"),
+                _ms("ITL"), _ms("ITL p90", "p90"),
+                _ms("E2E"), _ms("E2E p90", "p90"),
                 _ms("E2E p99", "p99"), _ms("E2E sent p99", "from sending"),
             ],
         ),
@@ -301,8 +301,8 @@ LOAD = Benchmark(
             TABLE, "Throughput, and prompt tokens from a cache as the engines say", ["load"],
             [
                 Column("answers/s", form=three_digits),
-                Column("tokens/s", form=three_digits, better="higher", unit="a second"),
-                Column("cached", form="{:.1%}", better="higher", unit="share"),
+                Column("tokens/s", form=three_digits),
+                Column("cached", form="{:.1%}"),
             ],
         ),
         Table(
