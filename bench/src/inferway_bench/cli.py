@@ -37,10 +37,6 @@ COMMANDS = {
     "simulate": (
         "inferway_bench.simulate.report", "simulate", "Replay traces on a simulated fleet.",
     ),
-    "validate": (
-        "inferway_bench.simulate.validate", "validate",
-        "Compare the simulation with real routers.",
-    ),
     "what-if": (
         "inferway_bench.whatif.proven", "what_if",
         "Compare what inferway what-if says with what came true.",
@@ -65,6 +61,9 @@ COMMANDS = {
         "inferway_bench.epp", "epp", "Measure the endpoint picker behind a real Envoy.",
     ),
     "load": ("inferway_bench.loading.run", "load", "Load an OpenAI endpoint and measure it."),
+    "compare": (
+        "inferway_bench.loading.compare", "compare", "Compare two endpoints before one fleet.",
+    ),
     "docs": ("inferway_bench.cli", "docs", "Write the benchmarks' pages from stored results."),
 }  # fmt: skip
 
@@ -73,7 +72,7 @@ COMMANDS = {
 def bench() -> None:
     """Measure gateways, engines and routing policies.
 
-    The commands load, simulate, validate and what-if are for users. The others measure Inferway
+    The commands compare, load, simulate and what-if are for users. The others measure Inferway
     itself, for its maintainers."""
 
 

@@ -21,7 +21,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
@@ -156,8 +156,9 @@ class Benchmark(Generic[P]):
         measured = Section(title, f"{example}{' --quick' if self.quick else ''}")
         results = Section("Results", f"{example} --json")
         for option, section in [*((o, measured) for o in own), *((o, results) for o in common)]:
-            if not hasattr(option, "section"):
-                option.section = section  # type: ignore[attr-defined]  # as cli.command reads it
+            part = getattr(option, "section", section)
+            part = replace(part, example=part.example.replace("{command}", example))
+            option.section = part  # type: ignore[attr-defined]  # as cli.command reads it
         return Command(
             self.typed or self.name, params=[*own, *common], callback=self._main, help=words
         )

@@ -151,7 +151,6 @@ MEASURED: dict[str, tuple[str, ...]] = {
     "scale": (*_INDEX, f"{_SRC}/fleet", f"{_SRC}/cluster"),
     "soak": _SERVED,
     "structured": ("structured/src",),
-    "validate": (*_SIMULATED, "src/inferway_sim"),
     "what_if": (*_SIMULATED, f"{_BENCH}/whatif"),
 }
 
