@@ -78,7 +78,11 @@ def test_the_file_has_pairs_and_a_verdict_and_nothing_that_is_secret(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("THE_KEY", "s3cret")
-    a, b, file = Recording("word"), Recording("word", usage=UNCACHED), tmp_path / "shared.json"
+    a, b, file = (
+        Recording("zebra", "emu"),
+        Recording("zebra", "emu", usage=UNCACHED),
+        tmp_path / "shared.json",
+    )
 
     result = compare(
         a, b, "--api-key-env", "THE_KEY", "--header", "X-Team: blue", "--save", str(file),
@@ -93,7 +97,7 @@ def test_the_file_has_pairs_and_a_verdict_and_nothing_that_is_secret(
     assert len(run.select("blocks", endpoint="ours 0.1")) == 10
     assert {h["authorization"] for h in (*a.headers, *b.headers)} == {"Bearer s3cret"}
     asked = a.bodies[-1]["messages"][-1]["content"]
-    for secret in ("s3cret", "blue", "127.0.0.1", "word", asked):
+    for secret in ("s3cret", "blue", "127.0.0.1", "zebra", asked):
         assert secret not in file.read_text()
 
 
