@@ -46,10 +46,6 @@ COMMANDS = {
         "inferway_bench.dataplane.benchmark", "dataplane",
         "Measure the data plane's CPU time, latency and memory.",
     ),
-    "prompts": (
-        "inferway_bench.prompts", "prompts",
-        "Measure rendering and tokenizing, beside transformers.",
-    ),
     "index": (
         "inferway_bench.index.benchmark", "index", "Measure the index beside Dynamo's RadixTree.",
     ),

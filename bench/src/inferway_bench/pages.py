@@ -146,7 +146,6 @@ MEASURED: dict[str, tuple[str, ...]] = {
         "src/inferway_sim/kv_groups",
         f"{_SRC}/kv/index/reuse.py",
     ),
-    "prompts": _PROMPTS,
     "resources": (f"{_SRC}/http", f"{_SRC}/upstream"),
     "scale": (*_INDEX, f"{_SRC}/fleet", f"{_SRC}/cluster"),
     "soak": _SERVED,
