@@ -172,7 +172,7 @@ def test_the_picture_has_the_differences_and_the_pairs(tmp_path: Path) -> None:
     [row] = drawn(load_run(file), COMPARE.chart, "compare").rows
 
     assert [panel.y.partition(",")[0] for panel in row] == [
-        "B against A", "time to first token", "time between tokens", "prompt tokens from a cache",
+        "difference", "time to first token", "time between tokens", "prompt tokens from a cache",
     ]  # fmt: skip
     assert [line.label for line in row[1].lines] == ["A", "B"]
 

@@ -82,7 +82,7 @@ class Change:
 
     @property
     def words(self) -> str:
-        """What differs, and by how much."""
+        """The difference in words, with its bounds."""
         unit = " points" if self.figure.is_share else " %"
         sizes = [abs(each) for each in (self.difference.low, self.difference.high)]
         side = "higher" if self.difference.value > 0 else "lower"
