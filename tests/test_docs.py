@@ -109,7 +109,7 @@ def test_a_commands_flags_are_exactly_the_documented_ones(name: str) -> None:
         documented = documented_flags(typed)
         if typed in MORE_FLAGS:
             documented |= documented_flags(MORE_FLAGS[typed])
-        if "--compare" in flags(leaf):
+        if "--save" in flags(leaf):
             documented |= documented_flags("inferway bench")
 
         assert documented == flags(leaf), typed

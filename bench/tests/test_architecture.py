@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 LOADING = ROOT / "bench" / "src" / "inferway_bench" / "loading"
-PURE = ["answers", "generated", "measured", "plan"]
+PURE = ["answers", "generated", "measured", "paired", "plan"]
 FORBIDDEN_IN_PURE = {"asyncio", "socket", "threading", "time", "zmq", "aiohttp", "uvloop"}
 
 

@@ -1,4 +1,4 @@
-"""From a plan to flags, and from rows to tables, pictures, comparisons, files and pages."""
+"""From a plan to flags, and from rows to tables, pictures, files and pages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from bench.tests.runs import a_run
 from click.testing import CliRunner, Result
 
 from inferway_bench.cli import benchmarks
-from inferway_bench.compare import compare, figures
 from inferway_bench.flags import flag
 from inferway_bench.harness import Benchmark
 from inferway_bench.pages import rendered, results_of
@@ -69,7 +68,7 @@ ROWS = [
 TABLES = [
     Table(
         "cpu", "CPU of {repeats} repeats", ["router"],
-        [Column("us", form="{:,.0f}", shown="range", better="lower", unit="µs")],
+        [Column("us", form="{:,.0f}", shown="range")],
         across="case", notes=["with {other} others"],
     ),
     Table(
@@ -322,22 +321,6 @@ class TestCommand:
 
         assert {path.name for path in tmp_path.iterdir()} == {"small_thing.png", "small_thing.svg"}
 
-    def test_compare_ends_with_status_1_where_ours_is_worse(self, tmp_path: Path) -> None:
-        old = tmp_path / "old.json"
-        faster = [
-            msgspec.structs.replace(row, values={"us": [v / 2 for v in row.repeats("us")]})
-            if row.table == "cpu" and row.is_ours
-            else row
-            for row in ROWS
-        ]
-        old.write_bytes(write_run(msgspec.structs.replace(RUN, rows=faster)))
-        result = asked("--compare", str(old))
-
-        assert result.exit_code == 1
-        assert "2 of 3 are worse" in result.stderr
-        old.write_bytes(write_run(RUN))
-        assert asked("--compare", str(old)).exit_code == 0
-
 
 class TestPages:
     def test_a_page_is_made_of_the_stored_run(self, tmp_path: Path) -> None:
@@ -373,19 +356,13 @@ class TestStored:
         assert run.benchmark == one.name
         assert read_run(write_run(run)) == run
 
-    def test_every_row_is_shown_and_some_are_compared(self, one: Benchmark[Any]) -> None:
+    def test_every_row_is_shown(self, one: Benchmark[Any]) -> None:
         run = load_run(results_of(one.name, DOCS))
         drawn_tables = {plot.table for plot in one.chart.plots} if one.chart is not None else set()
 
         assert {row.table for row in run.rows} <= {
             table.name for table in one.tables
         } | drawn_tables
-        assert figures(run, one.tables)
-
-    def test_is_not_worse_than_itself(self, one: Benchmark[Any]) -> None:
-        run = load_run(results_of(one.name, DOCS))
-
-        assert compare(run, run, one.tables).regressions(0.0) == []
 
     def test_says_what_it_answers_and_how_long_it_takes(self, one: Benchmark[Any]) -> None:
         assert one.question

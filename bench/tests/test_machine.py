@@ -41,7 +41,7 @@ def test_a_stored_command_names_files_elsewhere_and_not_their_places(
     ]
     monkeypatch.setattr("sys.argv", ["/usr/bin/inferway", *typed])
 
-    kept = "inferway bench x --save docs b.gz --vllm=d --data e http://f/g"
+    kept = "inferway bench x --save docs b.gz --vllm=d --data e URL"
     assert command_line() == kept.split()
 
 

@@ -40,10 +40,6 @@ COMMANDS = {
     "simulate": (
         "inferway_bench.simulate.report", "simulate", "Replay traces on a simulated fleet.",
     ),
-    "validate": (
-        "inferway_bench.simulate.validate", "validate",
-        "Compare the simulation with real routers.",
-    ),
     "what-if": (
         "inferway_bench.whatif.proven", "what_if",
         "Compare what inferway what-if says with what came true.",
@@ -52,10 +48,6 @@ COMMANDS = {
     "dataplane": (
         "inferway_bench.dataplane.benchmark", "dataplane",
         "Measure the data plane's CPU time, latency and memory.",
-    ),
-    "prompts": (
-        "inferway_bench.prompts", "prompts",
-        "Measure rendering and tokenizing, beside transformers.",
     ),
     "index": (
         "inferway_bench.index.benchmark", "index", "Measure the index beside Dynamo's RadixTree.",
@@ -68,6 +60,9 @@ COMMANDS = {
         "inferway_bench.epp", "epp", "Measure the endpoint picker behind a real Envoy.",
     ),
     "load": ("inferway_bench.loading.run", "load", "Load an OpenAI endpoint and measure it."),
+    "compare": (
+        "inferway_bench.loading.compare", "compare", "Compare two endpoints before one fleet.",
+    ),
     "docs": ("inferway_bench.cli", "docs", "Write the benchmarks' pages from stored results."),
 }  # fmt: skip
 
@@ -76,7 +71,7 @@ COMMANDS = {
 def bench() -> None:
     """Measure gateways, engines and routing policies.
 
-    The commands load, simulate, validate and what-if are for users. The others measure Inferway
+    The commands compare, load, simulate and what-if are for users. The others measure Inferway
     itself, for its maintainers."""
 
 

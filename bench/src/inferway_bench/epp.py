@@ -201,7 +201,7 @@ EPP = Benchmark(
             ["request"],
             [
                 Column("body, bytes", form=_US),
-                Column("cpu_us", "CPU, µs", _US, "range", "lower", "µs"),
+                Column("cpu_us", "CPU, µs", _US, "range"),
                 Column("on_a_core", "requests/s on one core", _US),
             ],
         ),

@@ -1,8 +1,8 @@
 """The command of a benchmark: the plan gives its flags, the rows give everything that it shows.
 
 A benchmark is one file. It has a plan, a function that measures and returns `Findings`, and tables
-and a chart that show them. Its command writes JSON, tables, pictures and pages and compares runs;
-all of that is here.
+and a chart that show them. Its command writes JSON, tables, pictures and pages: all of that is
+here.
 
     class RoutePlan(msgspec.Struct, frozen=True):
         repeats: Annotated[int, flag("Load each router this number of times.", ge=1)] = 7
@@ -21,7 +21,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
@@ -32,7 +32,6 @@ from rich.console import Console
 from inferway.cli.command import Command, Section
 from inferway.errors import InferwayError
 from inferway_bench import flags, pages, plotting
-from inferway_bench.compare import Comparison, compare, comparison_table
 from inferway_bench.machine import command_line, this_machine
 from inferway_bench.plotting import Chart
 from inferway_bench.processes import OnStep
@@ -51,7 +50,6 @@ if TYPE_CHECKING:
 
 P = TypeVar("P", bound=msgspec.Struct)
 
-TOLERANCE = 0.1
 _INTERRUPTED = 130  # the exit status
 _WIDE = 140  # characters, where there is no terminal that has a width
 _FOR_MAINTAINERS = "This benchmark is for the maintainers of Inferway."
@@ -158,22 +156,21 @@ class Benchmark(Generic[P]):
         measured = Section(title, f"{example}{' --quick' if self.quick else ''}")
         results = Section("Results", f"{example} --json")
         for option, section in [*((o, measured) for o in own), *((o, results) for o in common)]:
-            if not hasattr(option, "section"):
-                option.section = section  # type: ignore[attr-defined]  # as cli.command reads it
+            part = getattr(option, "section", section)
+            part = replace(part, example=part.example.replace("{command}", example))
+            option.section = part  # type: ignore[attr-defined]  # as cli.command reads it
         return Command(
             self.typed or self.name, params=[*own, *common], callback=self._main, help=words
         )
 
     def _main(self, **given: Any) -> None:
-        names = ("as_json", "save", "plot", "old", "tolerance")
-        output = {name: given.pop(name, None) for name in names}
+        output = {name: given.pop(name, None) for name in ("as_json", "save", "plot")}
         base = self.quick if given.pop("quick", False) else {}
         try:
             plan = self.plan(**{**base, **flags.given(given)})
         except ValueError as e:
             raise click.UsageError(str(e)) from e
         try:
-            old = None if output["old"] is None else load_run(output["old"])
             with shown_progress() as on_step:
                 run = self.run(plan, on_step)
             if output["save"] is not None:
@@ -186,8 +183,6 @@ class Benchmark(Generic[P]):
             click.echo(write_run(run), nl=False)
         else:
             self.show(run)
-        if old is not None:
-            show_comparison(compare(old, run, self.tables), output["tolerance"])
         if not run.is_whole:
             sys.exit(_INTERRUPTED)
 
@@ -220,7 +215,6 @@ def _without_place(path: object) -> str:
 
 
 def _common_options(file: str) -> list[click.Option]:
-    a_file = click.Path(exists=True, dir_okay=False, path_type=Path)
     a_folder = click.Path(exists=True, file_okay=False, path_type=Path)
     return [
         click.Option(["--json", "as_json"], is_flag=True, help="Print JSON lines, not tables."),
@@ -235,34 +229,12 @@ def _common_options(file: str) -> list[click.Option]:
             ["--plot"], type=a_folder, metavar="DIR",
             help=f"Draw the run as DIR/{file}.png and DIR/{file}.svg.",
         ),
-        click.Option(
-            ["--compare", "old"], type=a_file, metavar="OLD.json",
-            help="Compare with the run in this file. The exit status is 1 if a figure of Inferway "
-            "is worse.",
-        ),
-        click.Option(
-            ["--tolerance"], type=click.FloatRange(min=0), default=TOLERANCE, show_default=True,
-            help="Let a figure be worse by this share, beyond its noise.",
-        ),
     ]  # fmt: skip
 
 
-def show_comparison(found: Comparison, tolerance: float) -> None:
-    """Print the comparison on standard error, so that standard output is the run. End the process
-    with status 1 if a figure of ours is worse."""
-    console = console_of(stderr=True)
-    console.print(comparison_table(found, tolerance))
-    for warning in found.warnings:
-        console.print(f"  {warning}", highlight=False)
-    regressions = found.regressions(tolerance)
-    if regressions:
-        console.print(f"  {len(regressions)} of {len(found.changes)} are worse", highlight=False)
-        sys.exit(1)
-
-
-def console_of(*, stderr: bool = False) -> Console:
+def console_of() -> Console:
     """Return the terminal, or a wide page where there is none."""
-    console = Console(stderr=stderr)
+    console = Console()
     if not console.is_terminal:
         console.width = _WIDE
     return console

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ import msgspec
 
 CPUINFO = Path("/proc/cpuinfo")
 _QUIET_LOAD = 0.5
+_URL = re.compile(r"https?://\S+")
 _YARDSTICKS = 15
 _PACKAGES = ("uvloop", "httptools", "msgspec", "fastokens", "numpy", "jinja2", "pyzmq")
 
@@ -61,18 +63,18 @@ def this_machine() -> Machine:
 def command_line() -> list[str]:
     """Return the words of the command that is running. Of files and folders elsewhere they have the
     names, not the places, which are this machine's; of headers not the values, which may be
-    secret."""
+    secret; and of URLs nothing."""
     return ["inferway", *map(_without_place, without_secrets(sys.argv[1:]))]
 
 
 def without_secrets(words: Sequence[str]) -> Iterator[str]:
-    """Yield a command's words without the values of headers."""
+    """Yield a command's words without URLs and the values of headers."""
     is_header = False
     for word in words:
         if is_header or word.startswith("--header="):
             word = word.partition(":")[0] + ": …"
         is_header = word == "--header"
-        yield word
+        yield _URL.sub("URL", word)
 
 
 def _without_place(argument: str) -> str:

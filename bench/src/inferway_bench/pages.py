@@ -146,12 +146,10 @@ MEASURED: dict[str, tuple[str, ...]] = {
         "src/inferway_sim/kv_groups",
         f"{_SRC}/kv/index/reuse.py",
     ),
-    "prompts": _PROMPTS,
     "resources": (f"{_SRC}/http", f"{_SRC}/upstream"),
     "scale": (*_INDEX, f"{_SRC}/fleet", f"{_SRC}/cluster"),
     "soak": _SERVED,
     "structured": ("structured/src",),
-    "validate": (*_SIMULATED, "src/inferway_sim"),
     "what_if": (*_SIMULATED, f"{_BENCH}/whatif"),
 }
 

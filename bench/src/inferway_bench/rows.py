@@ -1,4 +1,4 @@
-"""Results of a benchmark: rows of named values, of which tables, pictures, comparisons and stored
+"""Results of a benchmark: rows of named values, of which tables, pictures and stored
 results are made.
 
 A stored run is JSON lines. The first says what ran on what; each further line is a `Row`.
@@ -42,7 +42,7 @@ class Row(msgspec.Struct, frozen=True, omit_defaults=True):
     table: str
     keys: Mapping[str, Key]
     values: Mapping[str, Value]
-    is_ours: bool = True  # False: a peer's; if it changes, the machine has changed
+    is_ours: bool = True  # False: a peer's
 
     def repeats(self, column: str) -> list[float]:
         """Return every number of the column: the repeats, or the only one. Raises BenchError when
@@ -93,11 +93,6 @@ class Run(Findings, frozen=True, kw_only=True):
     def is_virtual(self) -> bool:
         """True if time is simulated, so that nothing that a machine does changes a figure."""
         return self.times == "virtual"
-
-    @property
-    def is_of_machine(self) -> bool:
-        """True if the times are those of the machine that the command ran on."""
-        return self.times == "this machine"
 
     @property
     def is_quick(self) -> bool:
@@ -154,7 +149,6 @@ def _lines(text: bytes) -> Iterator[dict[str, Any]]:
     return (msgspec.json.decode(line, type=dict[str, Any]) for line in text.splitlines())
 
 
-Better = Literal["lower", "higher"]
 Shown = Literal[
     "median", "mean alone", "most", "sum", "value", "range", "quartiles", "interval", "mean"
 ]
@@ -176,15 +170,12 @@ _SUMMARIES: dict[Shown, Callable[[list[float]], float | Interval]] = {
 class Column:
     """The values of one name. `form` writes a number; of repeats, `shown` says what is written: the
     median, the mean, the most or the sum alone, the median with the range, the quartiles or a 95 %
-    interval, or the mean with a 95 % interval. "value" leaves the bounds of an interval out.
-    `better` has the column compared with another run's, in `unit`."""
+    interval, or the mean with a 95 % interval. "value" leaves the bounds of an interval out."""
 
     name: str
     head: str = ""  # the name, unless it is given
     form: Form = "{:,.1f}"
     shown: Shown = "median"
-    better: Better | None = None
-    unit: str = ""
 
     def cell(self, value: Value) -> str:
         """Return the value in words; an empty text without one."""

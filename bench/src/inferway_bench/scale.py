@@ -288,14 +288,14 @@ SCALE = Benchmark(
             "Costs by number of engines",
             ["engines"],
             [
-                Column("decision_us", "decision, µs", "{:,.0f}", better="lower", unit="µs"),
-                Column("event_us", "a block, µs", "{:.2f}", better="lower", unit="µs"),
-                Column("resident_mib", "memory, MiB", "{:,.0f}", better="lower", unit="MiB"),
+                Column("decision_us", "decision, µs", "{:,.0f}"),
+                Column("event_us", "a block, µs", "{:.2f}"),
+                Column("resident_mib", "memory, MiB", "{:,.0f}"),
                 Column("bytes_per_block", "bytes for each held block", "{:,.0f}"),
                 Column("copied_bytes_per_block", "in a worker, bytes", "{:,.0f}"),
                 Column("noted_us", "noting it for workers, µs", "{:.2f}"),
                 Column("told_us", "telling a worker, µs", "{:.2f}"),
-                Column("followed_us", "a worker's part, µs", "{:.2f}", better="lower", unit="µs"),
+                Column("followed_us", "a worker's part, µs", "{:.2f}"),
             ],
         ),
         Table(

@@ -152,7 +152,7 @@ def losses(run: Run) -> list[str]:
 
 
 def _us(head: str = "µs") -> Column:
-    return Column("µs", head, three_digits, "range", "lower", "µs")
+    return Column("µs", head, three_digits, "range")
 
 
 _RATIO = Column("ratio", "times ours", "{:.1f}", shown="value")
@@ -174,12 +174,12 @@ TABLES = [
         ["blocks of an event", "system"],
         [
             *(Column(step) for step in ("hash", "JSON", "apply")), _us("all but JSON"),
-            Column("blocks/s", form="{:,.0f}", shown="value", better="higher"), _RATIO,
+            Column("blocks/s", form="{:,.0f}", shown="value"), _RATIO,
         ],
     ),
     Table(
         "memory", "Memory of one engine's blocks, {memory_blocks:,} of them, in bytes for each",
-        ["system"], [Column("bytes", form="{:.0f}", better="lower", unit="bytes")],
+        ["system"], [Column("bytes", form="{:.0f}")],
     ),
 ]  # fmt: skip
 INDEX = Benchmark(

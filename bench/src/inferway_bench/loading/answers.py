@@ -39,7 +39,6 @@ class Sample(msgspec.Struct, kw_only=True, omit_defaults=True):
     cached_tokens: int | None = None
     num_deltas: int = 0  # chunks with tokens
     gaps: tuple[float, ...] = ()  # seconds between them
-    headers: dict[str, str] | None = None  # names in lower case; only if they were asked for
 
     @property
     def ok(self) -> bool:

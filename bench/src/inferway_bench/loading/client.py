@@ -27,7 +27,6 @@ class Target:
     url: str
     headers: Mapping[str, str] = field(default_factory=dict)  # sent with each request
     timeout: float = 300.0  # seconds from sending to the answer's end
-    keep_headers: bool = False  # Sample.headers gets the answers' own
 
     def __post_init__(self) -> None:
         parts = urlsplit(self.url)

@@ -10,16 +10,14 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import uvloop
-
 from inferway_bench.loading.answers import Answer, Sample, read_answer
 from inferway_bench.loading.client import Client, Target
-from inferway_bench.loading.generated import Conversation, Session, Turn
+from inferway_bench.loading.generated import Conversation, Session
 
 OnSample = Callable[[Sample], None]
 
@@ -71,7 +69,7 @@ async def drive(
     client = Client(target)
     await client.open(min(_FIRST_CONNECTIONS, pacing.users or _FIRST_CONNECTIONS))
     defaults = {"model": model, **fields}
-    stage = _Stage(client, target.keep_headers, defaults, pacing, on_sample, reads_late)
+    stage = _Stage(client, defaults, pacing, on_sample, reads_late)
     cpu = time.process_time()
     sending = asyncio.ensure_future(stage.run(iter(sessions)))
     stopping = asyncio.ensure_future((stop or asyncio.Event()).wait())
@@ -105,25 +103,11 @@ def without_collections() -> Iterator[None]:
         gc.unfreeze()
 
 
-def send_at(
-    target: Target, requests: Sequence[tuple[float, Mapping[str, Any]]]
-) -> tuple[list[Sample], float]:
-    """Send each body at its time, in seconds from the start, whether or not others are answered.
-    Return the samples in the order of `requests`, and the share of a core that sending took."""
-    sessions = [
-        Session(number, [Turn(fields=body)], (at,)) for number, (at, body) in enumerate(requests)
-    ]
-    with without_collections():
-        driven = uvloop.run(drive(target, sessions, Pacing(), model="", fields={}, reads_late=True))
-    return sorted(driven.samples, key=lambda sample: sample.session), driven.cpu_share
-
-
 @dataclass(slots=True)
 class _Stage:
     """One run. Its tasks write `driven`."""
 
     client: Client
-    keep_headers: bool
     defaults: Mapping[str, Any]
     pacing: Pacing
     on_sample: OnSample | None
@@ -198,8 +182,6 @@ class _Stage:
     def _measured(self, answer: Answer, sample: Sample) -> str:
         """The answer's text."""
         text = read_answer(answer, sample, self.start)
-        if self.keep_headers:
-            sample.headers = answer.headers
         self.driven.samples.append(sample)
         if self.on_sample is not None:
             self.on_sample(sample)

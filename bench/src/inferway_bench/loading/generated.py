@@ -195,6 +195,30 @@ class Session:
     at: Sequence[float] = ()
 
 
+def tagged(session: Session, tag: str) -> Session:
+    """Return the session with `tag`, if it is not empty, before the first text of its prompt.
+    Raises BenchError where there is no text."""
+    if not tag:
+        return session
+    first = session.turns[0]
+    prompt, own = first.fields.get("prompt"), first.fields.get("messages")
+    messages = list(first.messages if own is None else own)
+    if isinstance(prompt, str):
+        changed = replace(first, fields={**first.fields, "prompt": f"{tag} {prompt}"})
+    elif messages and isinstance(content := messages[0].get("content"), str):
+        messages[0] = {**messages[0], "content": f"{tag} {content}"}
+        changed = replace(first, messages=messages)
+        if own is not None:
+            changed = replace(first, fields={**first.fields, "messages": messages})
+    else:
+        raise BenchError(
+            f"session {session.number + 1} of the file begins with no text, so that blocks cannot "
+            "have prompts of their own; allowed: a first message, or a prompt, that is a string; "
+            "fix: leave it out of the file"
+        )
+    return replace(session, turns=[changed, *session.turns[1:]])
+
+
 class Conversation:
     """The history of a session, which the one that sends the session writes."""
 

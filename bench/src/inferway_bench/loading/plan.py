@@ -18,8 +18,8 @@ Range = tuple[int, int]  # least and most
 
 _EXAMPLE = "inferway bench load http://127.0.0.1:8080"
 _WHEN = Section("How much, and when", f"{_EXAMPLE} --rates 3..20 --duration 60")
-_WHAT = Section("What is sent", f"{_EXAMPLE} --users 8 --turns 3-8 --systems 4")
-_SERVER = Section("Server", f"{_EXAMPLE} --users 8 --timeout 60")
+_WHAT = Section("What is sent", "{command} --turns 3-8 --systems 4")
+SERVER = Section("Server", "{command} --timeout 60")
 _GOALS = Section("Goals", f"{_EXAMPLE} --users 8 --slo-ttft 0.5 --save run.json")
 
 # Between a rate and ten times as much; seed 000's own ladder is 3..20.
@@ -87,41 +87,10 @@ def header(text: str) -> Header:
     return Header(match[1], match[2])
 
 
-class LoadPlan(msgspec.Struct, frozen=True):
-    """A plan of the requests to send, to whom, and when; times in seconds. Raises ValueError for
-    fields that do not go together."""
+class Sent(msgspec.Struct, frozen=True, kw_only=True):
+    """A plan of the sessions to send, and how; times in seconds."""
 
     # fmt: off
-    url: Annotated[str, flag("", is_argument=True)]
-    rates: Annotated[tuple[float, ...], flag(
-        "Send requests at these rates a second, one rate after the other, as in 3,4,5.5 or 3..20,"
-        " whether answers have come or not (an open loop).",
-        parse=request_rates, metavar="RATES", section=_WHEN,
-    )] = ()
-    users: Annotated[tuple[int, ...], flag(
-        "Let this number of users each send a request when the one before is answered, as in 8 or"
-        " 1,8,64 (a closed loop).", parse=user_counts, metavar="USERS", section=_WHEN,
-    )] = ()
-    trace_times: Annotated[bool, flag(
-        "Send requests at the trace's own times (an open loop).", section=_WHEN,
-    )] = False
-    speed: Annotated[float, flag(
-        "Run through the trace's own times this many times as fast.", gt=0, section=_WHEN,
-    )] = 1.0
-    sessions: Annotated[int, flag(
-        "Keep this number of conversations open at a time, in an open loop.", ge=1, section=_WHEN,
-    )] = 40
-    duration: Annotated[float | None, flag(
-        "Measure each load for this time.  [default: 60]", gt=0, metavar="SECONDS", section=_WHEN,
-    )] = None
-    requests: Annotated[int | None, flag(
-        "Measure each load for this number of requests, instead of --duration.",
-        ge=1, section=_WHEN,
-    )] = None
-    warm_up: Annotated[float | None, flag(
-        "Leave out what happens in this time before the measurement.  [default: 5; with "
-        "--requests 0]", ge=0, metavar="SECONDS", section=_WHEN,
-    )] = None
     dataset: Annotated[Path | None, flag(
         "Send the conversations, OpenAI bodies or trace in this file, instead of generated chats."
         " The names mooncake, agentic and azure take the traces that are installed with"
@@ -161,26 +130,64 @@ class LoadPlan(msgspec.Struct, frozen=True):
         "Let answers end where the model ends them, for servers that refuse ignore_eos.",
         section=_WHAT,
     )] = True
+    sessions: Annotated[int, flag(
+        "Keep this number of conversations open at a time, in an open loop.", ge=1, section=_WHAT,
+    )] = 40
+    seed: Annotated[int, flag("Draw lengths, times and order with this seed.", section=_WHAT)] = 0
+    model: Annotated[str | None, flag(
+        "Ask for this model.  [default: the first of /v1/models]", metavar="NAME", section=SERVER,
+    )] = None
+    headers: Annotated[tuple[Header, ...], flag(
+        "Send this header with each request. Repeat the flag for more.",
+        name="--header", parse=header, metavar="'NAME: VALUE'", is_repeated=True,
+        section=SERVER,
+    )] = ()
+    timeout: Annotated[float, flag(
+        "Wait for a whole answer for at most this time.", gt=0, metavar="SECONDS", section=SERVER,
+    )] = 300.0
+    # fmt: on
+
+
+class LoadPlan(Sent, frozen=True, kw_only=True):
+    """A plan of the requests to send, to whom, and when; times in seconds. Raises ValueError for
+    fields that do not go together."""
+
+    # fmt: off
+    url: Annotated[str, flag("", is_argument=True)]
+    rates: Annotated[tuple[float, ...], flag(
+        "Send requests at these rates a second, one rate after the other, as in 3,4,5.5 or 3..20,"
+        " whether answers have come or not (an open loop).",
+        parse=request_rates, metavar="RATES", section=_WHEN,
+    )] = ()
+    users: Annotated[tuple[int, ...], flag(
+        "Let this number of users each send a request when the one before is answered, as in 8 or"
+        " 1,8,64 (a closed loop).", parse=user_counts, metavar="USERS", section=_WHEN,
+    )] = ()
+    trace_times: Annotated[bool, flag(
+        "Send requests at the trace's own times (an open loop).", section=_WHEN,
+    )] = False
+    speed: Annotated[float, flag(
+        "Run through the trace's own times this many times as fast.", gt=0, section=_WHEN,
+    )] = 1.0
+    duration: Annotated[float | None, flag(
+        "Measure each load for this time.  [default: 60]", gt=0, metavar="SECONDS", section=_WHEN,
+    )] = None
+    requests: Annotated[int | None, flag(
+        "Measure each load for this number of requests, instead of --duration.",
+        ge=1, section=_WHEN,
+    )] = None
+    warm_up: Annotated[float | None, flag(
+        "Leave out what happens in this time before the measurement.  [default: 5; with "
+        "--requests 0]", ge=0, metavar="SECONDS", section=_WHEN,
+    )] = None
     stream: Annotated[bool, flag("Ask for whole answers instead of streams.", section=_WHAT)] = True
     same_text: Annotated[bool, flag(
         "Generate the same words in each run with the same seed, so that caches may know them. "
         "Otherwise text is new each time, and lengths and times are the same.", section=_WHAT,
     )] = False
-    seed: Annotated[int, flag("Draw lengths, times and order with this seed.", section=_WHAT)] = 0
-    model: Annotated[str | None, flag(
-        "Ask for this model.  [default: the first of /v1/models]", metavar="NAME", section=_SERVER,
-    )] = None
     api_key_env: Annotated[str | None, flag(
-        "Send the API key that this environment variable holds.", metavar="NAME", section=_SERVER,
+        "Send the API key that this environment variable holds.", metavar="NAME", section=SERVER,
     )] = None
-    headers: Annotated[tuple[Header, ...], flag(
-        "Send this header with each request. Repeat the flag for more.",
-        name="--header", parse=header, metavar="'NAME: VALUE'", is_repeated=True,
-        section=_SERVER,
-    )] = ()
-    timeout: Annotated[float, flag(
-        "Wait for a whole answer for at most this time.", gt=0, metavar="SECONDS", section=_SERVER,
-    )] = 300.0
     slo_ttft: Annotated[float | None, flag(
         "Count the answers whose first token comes in this time.",
         gt=0, metavar="SECONDS", section=_GOALS,

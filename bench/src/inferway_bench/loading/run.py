@@ -31,6 +31,7 @@ from inferway_bench.loading.generated import (
     interleaved,
     poisson,
     shortened,
+    tagged,
     traced,
 )
 from inferway_bench.loading.measured import (
@@ -42,11 +43,11 @@ from inferway_bench.loading.measured import (
     keep,
     row_of,
 )
-from inferway_bench.loading.plan import LoadPlan
+from inferway_bench.loading.plan import LoadPlan, Sent
 from inferway_bench.plotting import Chart, Plot
 from inferway_bench.policies.requests import Workload, read_trace
 from inferway_bench.processes import BenchError, OnStep
-from inferway_bench.rows import Better, Column, Findings, Table
+from inferway_bench.rows import Column, Findings, Table
 from inferway_bench.spread import three_digits
 
 _REFRESH_SECONDS = 1.0  # of what is shown, whose drawing takes a millisecond
@@ -56,19 +57,19 @@ _STAGE_SEED = 1_000_003  # apart from each other's sessions
 @dataclass(frozen=True, slots=True)
 class Source:
     """`sessions` of a stage, of a trace at a rate of requests a second or (None) at its own; all
-    others have no times and no end."""
+    others have no times and no end. With another tag they begin with other words, so that no cache
+    knows them, and all else is the same."""
 
     about: str
-    sessions: Callable[[int, float | None], Iterator[Session]]
+    sessions: Callable[[int, float | None, str], Iterator[Session]]
     own_rate: float | None = None  # of a trace: requests a second
     num_sessions: int | None = None  # of a file: those beyond are the same again
 
 
-def source_of(plan: LoadPlan) -> Source:
+def source_of(plan: Sent) -> Source:
     """Return what the plan sends: of a file, its first line shows which it is. Raises BenchError,
     and UsageError for flags that are for another kind."""
-    # With another tag, texts have other words, so that no cache of an earlier run knows them.
-    tag, seed = "" if plan.same_text else secrets.token_hex(8), plan.seed
+    seed = plan.seed
     if plan.dataset is None:
         spec = ChatSpec(
             plan.systems,
@@ -81,37 +82,37 @@ def source_of(plan: LoadPlan) -> Source:
             given_answers=plan.answers == "given",
         )
         return Source(
-            spec.about, lambda stage, _: generated_chats(spec, seed * _STAGE_SEED + stage, tag)
+            spec.about, lambda stage, _, tag: generated_chats(spec, seed * _STAGE_SEED + stage, tag)
         )
     try:
         trace = read_trace(plan.dataset, seed)
     except (BenchError, OSError):  # what it is then is said by who reads it next
         return _of_conversations(plan)
-    return _of_trace(trace, plan, tag)
+    return _of_trace(trace, plan)
 
 
-def _of_conversations(plan: LoadPlan) -> Source:
+def _of_conversations(plan: Sent) -> Source:
     assert plan.dataset is not None
     read = read_dataset(plan.dataset)
-    for name, value in (
-        ("--max-prompt-tokens", plan.max_prompt_tokens), ("--trace-times", plan.trace_times),
-    ):  # fmt: skip
-        if value:
+    for name in ("max_prompt_tokens", "trace_times"):
+        if getattr(plan, name, None):
             raise click.UsageError(
-                f"{name}: {plan.dataset} is not a trace; fix: leave it out, or --rates or --users"
+                f"--{name.replace('_', '-')}: {plan.dataset} is not a trace; fix: leave it out"
             )
     dataset = read.shaped(plan.seed, plan.output_tokens, plan.answers != "server", plan.ignore_eos)
     num = len(dataset.sessions)
     return Source(
-        dataset.about, lambda stage, _: dataset.endless(plan.seed, stage), num_sessions=num
+        dataset.about,
+        lambda stage, _, tag: (tagged(one, tag) for one in dataset.endless(plan.seed, stage)),
+        num_sessions=num,
     )
 
 
-def _of_trace(trace: Workload, plan: LoadPlan, tag: str) -> Source:
+def _of_trace(trace: Workload, plan: Sent) -> Source:
     if plan.max_prompt_tokens is not None:
         trace = shortened(trace, plan.max_prompt_tokens)
 
-    def sessions(stage: int, rate: float | None) -> Iterator[Session]:
+    def sessions(stage: int, rate: float | None, tag: str) -> Iterator[Session]:
         at = trace.starts(rate or trace.own_rate, plan.seed)
         words = f"{plan.seed * _STAGE_SEED + stage} {tag}"
         return traced(trace, at, words, plan.ignore_eos)
@@ -123,10 +124,13 @@ def _of_trace(trace: Workload, plan: LoadPlan, tag: str) -> Source:
 def measure_load(plan: LoadPlan, on_step: OnStep) -> Findings:
     """Measure every load. SIGINT ends it with what was measured so far. Raises BenchError when that
     is nothing, and UsageError for a flag that cannot be followed."""
-    target, source = target_of(plan), source_of(plan)
+    target = target_of(plan, plan.url, plan.api_key_env)
+    source = source_of(plan)
     stages = [Stage(rate=rate) for rate in plan.rates]
     stages += [Stage(users=users) for users in plan.users]
-    run = _LoadRun(target, source, plan, stages or [Stage()], on_step)
+    # A file's text is the same in each run, and is not begun with a word of this one.
+    tag = "" if plan.same_text or source.num_sessions is not None else secrets.token_hex(8)
+    run = _LoadRun(target, source, plan, stages or [Stage()], on_step, tag)
     with without_collections():
         model, found = uvloop.run(run.measure())
     slo = Slo(plan.slo_ttft, plan.slo_itl, plan.slo_e2e)
@@ -146,30 +150,32 @@ def measure_load(plan: LoadPlan, on_step: OnStep) -> Findings:
     return Findings(rows=rows, about=about, facts=facts, is_whole=is_whole)
 
 
-def target_of(plan: LoadPlan) -> Target:
+def target_of(plan: Sent, url: str, api_key_env: str | None) -> Target:
     """Return whom to ask. Raises UsageError for a key that cannot be read."""
     headers = {header.name: header.value for header in plan.headers}
-    if plan.api_key_env is not None:
-        key = os.environ.get(plan.api_key_env, "").strip()
+    if api_key_env is not None:
+        key = os.environ.get(api_key_env, "").strip()
         if not key.isascii() or not key.isprintable() or not key:
             raise click.UsageError(
-                f"--api-key-env {plan.api_key_env}: the variable is unset, empty or not "
+                f"--api-key-env {api_key_env}: the variable is unset, empty or not "
                 "printable ASCII; fix: export it"
             )
         headers["authorization"] = f"Bearer {key}"
-    return Target(plan.url, headers, plan.timeout)
+    return Target(url, headers, plan.timeout)
 
 
-def sessions_of(source: Source, plan: LoadPlan, stage: Stage, number: int) -> Iterator[Session]:
+def sessions_of(
+    source: Source, plan: LoadPlan, stage: Stage, number: int, tag: str
+) -> Iterator[Session]:
     """Return the sessions of a load, with their times if it has any; `number` is its place."""
     if stage.users is not None:
-        return source.sessions(number, None)
+        return source.sessions(number, None, tag)
     if source.own_rate is not None:
-        return source.sessions(number, stage.rate or source.own_rate * plan.speed)
+        return source.sessions(number, stage.rate or source.own_rate * plan.speed, tag)
     assert stage.rate is not None
     seed = plan.seed * 1_000 + number
     times = first_times(poisson(stage.rate, seed), seconds=plan.seconds, count=plan.requests)
-    return iter(interleaved(source.sessions(number, None), times, plan.sessions, seed))
+    return iter(interleaved(source.sessions(number, None, tag), times, plan.sessions, seed))
 
 
 @dataclass(slots=True)
@@ -181,6 +187,7 @@ class _LoadRun:
     plan: LoadPlan
     stages: list[Stage]
     on_step: OnStep
+    tag: str
     num_answers: int = 0  # of the load that is under way
     shown: float = 0.0  # when they were shown last, in seconds of the load
 
@@ -217,7 +224,7 @@ class _LoadRun:
 
         return await drive(
             self.target,
-            sessions_of(self.source, plan, stage, number),
+            sessions_of(self.source, plan, stage, number, self.tag),
             Pacing(stage.users, plan.seconds, plan.requests),
             model=model,
             fields=STREAMED if plan.stream else {},
@@ -238,6 +245,11 @@ class _LoadRun:
 
 async def ask_model(target: Target) -> str:
     """Return the first model that /v1/models names. Raises BenchError."""
+    return (await ask_models(target))[0]
+
+
+async def ask_models(target: Target) -> list[str]:
+    """Return the models that /v1/models names, one at least. Raises BenchError."""
     client = Client(target)
     try:
         answer = await client.get("/v1/models")
@@ -260,11 +272,11 @@ async def ask_model(target: Target) -> str:
         raise BenchError(
             f"{target.url}/v1/models: answered {answer.status} and names no model; {cure}"
         )
-    return names[0]
+    return names
 
 
-def _ms(name: str, head: str = "", better: Better | None = None) -> Column:
-    return Column(name, head, three_digits, better=better, unit="ms")
+def _ms(name: str, head: str = "") -> Column:
+    return Column(name, head, three_digits)
 
 
 def _count(name: str) -> Column:
@@ -284,16 +296,16 @@ LOAD = Benchmark(
             TABLE, "Time to first token, ms, with 95 % intervals; p99 from sending hides waiting",
             ["load"],
             [
-                _count("requests"), _ms("TTFT", better="lower"), _ms("TTFT p50", "p50"),
-                _ms("TTFT p90", "p90", "lower"), _ms("TTFT p99", "p99"),
+                _count("requests"), _ms("TTFT"), _ms("TTFT p50", "p50"),
+                _ms("TTFT p90", "p90"), _ms("TTFT p99", "p99"),
                 _ms("TTFT sent p99", "from sending"),
             ],
         ),
         Table(
             TABLE, "Time between tokens, and the whole answer, ms", ["load"],
             [
-                _ms("ITL", better="lower"), _ms("ITL p90", "p90", "lower"),
-                _ms("E2E", better="lower"), _ms("E2E p90", "p90", "lower"),
+                _ms("ITL"), _ms("ITL p90", "p90"),
+                _ms("E2E"), _ms("E2E p90", "p90"),
                 _ms("E2E p99", "p99"), _ms("E2E sent p99", "from sending"),
             ],
         ),
@@ -301,8 +313,8 @@ LOAD = Benchmark(
             TABLE, "Throughput, and prompt tokens from a cache as the engines say", ["load"],
             [
                 Column("answers/s", form=three_digits),
-                Column("tokens/s", form=three_digits, better="higher", unit="a second"),
-                Column("cached", form="{:.1%}", better="higher", unit="share"),
+                Column("tokens/s", form=three_digits),
+                Column("cached", form="{:.1%}"),
             ],
         ),
         Table(

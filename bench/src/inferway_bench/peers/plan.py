@@ -1,4 +1,4 @@
-"""The engines and the chats of `inferway bench peers`, and of `bench validate`.
+"""The engines and the chats of `inferway bench peers`.
 
 Chats are for a fleet that is short of memory: drawn with a seed, the same for every router.
 Sessions share a few system prompts and grow turn by turn, all of them side by side, so that an

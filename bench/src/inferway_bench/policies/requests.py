@@ -530,8 +530,8 @@ def smg(seed: int, spec: SmgSpec | None = None) -> Workload:
             tokens += answer
         session += 1
     about = (
-        f"the load of SMG's experiment (its pull request 2438): {spec.sessions_a_second:g} sessions "
-        f"a second; {spec.second_turns:.0%} have a second turn {spec.think_seconds:g} s later"
+        f"SMG's experiment (its pull request 2438): {spec.sessions_a_second:g} sessions a second; "
+        f"{spec.second_turns:.0%} have a second turn {spec.think_seconds:g} s later"
     )
     return Workload("smg", about, SMG_BLOCK, requests)
 

@@ -139,9 +139,9 @@ def _is_highest(row: Row) -> bool:
     return row.keys["load"] in ("90%", "110%")
 
 
-_TTFT = Column("ttft", "TTFT", "{:,.0f}", "mean", "lower", "ms")
-_P90 = Column("ttft_p90", "p90", "{:,.0f}", "mean alone", "lower", "ms")
-_CACHED = Column("cached", "cached", "{:.1f}%", "mean alone", "higher", "%")
+_TTFT = Column("ttft", "TTFT", "{:,.0f}", "mean")
+_P90 = Column("ttft_p90", "p90", "{:,.0f}", "mean alone")
+_CACHED = Column("cached", "cached", "{:.1f}%", "mean alone")
 
 TRACES = Table(
     "traces",
@@ -181,14 +181,14 @@ _BY_LOAD = Table(
 )
 _HIGHEST_TTFT = Table(
     "simulations", "Mean TTFT in ms, at {load} of the rate, gateways: {gateways}",
-    ("policy", "slow"), (replace(_TTFT, shown="mean alone", better=None),), across="trace",
+    ("policy", "slow"), (replace(_TTFT, shown="mean alone"),), across="trace",
     split=("gateways", "load"), where=_is_highest,
 )  # fmt: skip
 _HIGHEST_CACHED = replace(
     _HIGHEST_TTFT,
     title="Share of prompt tokens that came from a cache, at {load} of the rate, "
     "gateways: {gateways}",
-    columns=(replace(_CACHED, better=None),),
+    columns=(_CACHED,),
 )
 _P90_RATIOS = Table(
     "simulations",
@@ -365,8 +365,8 @@ HYBRID = replace(
             f"divided by those of {OURS}: the mean of the seeds' ratios (95 %)",
             ("load", "policy"),
             (
-                _CACHED, Column("computed", "computed", "{:,.0f}", "mean alone", "lower", "tokens"),
-                Column("ttft_p50", "p50", "{:,.0f}", "mean alone", "lower", "ms"), _P90,
+                _CACHED, Column("computed", "computed", "{:,.0f}", "mean alone"),
+                Column("ttft_p50", "p50", "{:,.0f}", "mean alone"), _P90,
                 Column("overestimated", "overestimated", "{:.1f}%", "mean alone"),
                 Column("excess", "excess", "{:,.0f}", "mean alone"),
                 Column("computed_ratio", "computed, ratio", "{:.3f}"),
@@ -419,9 +419,9 @@ POLICIES_SMG = replace(
             "ms",
             ("policy",),
             (
-                Column("returning", "second turns", "{:.1f}%", "mean alone", "higher", "%"),
+                Column("returning", "second turns", "{:.1f}%", "mean alone"),
                 replace(_CACHED, head="all"),
-                Column("scatter", "scatter", "{:.3f}", "mean alone", "lower"),
+                Column("scatter", "scatter", "{:.3f}", "mean alone"),
                 replace(_TTFT, shown="mean alone"), _P90,
             ),
         ),
@@ -477,9 +477,9 @@ KV_TRANSFER = replace(
             ("policy",),
             (
                 replace(_P90, shown="mean"),
-                Column("itl_p99", "ITL p99", "{:,.1f}", "mean", "lower", "ms"),
+                Column("itl_p99", "ITL p99", "{:,.1f}", "mean"),
                 Column("two_legs", "two legs", "{:.0f}%", "mean alone"),
-                replace(_CACHED, better=None),
+                _CACHED,
             ),
             across="load",
             split=("trace", "engines"),

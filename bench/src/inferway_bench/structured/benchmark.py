@@ -28,7 +28,7 @@ from inferway.errors import SpecError
 from inferway_bench.flags import flag, unpacked
 from inferway_bench.harness import Benchmark
 from inferway_bench.processes import BenchError, JsonWorker, OnStep, in_turn, with_sources
-from inferway_bench.rows import Better, Column, Findings, Row, Table, Value
+from inferway_bench.rows import Column, Findings, Row, Table, Value
 from inferway_bench.structured.worker import BESIDE_ENGINE, OURS, SYSTEMS, vocabulary_of
 from inferway_sim.prepare import PACKAGED_SMOLLM2
 from inferway_structured.backends.schemas.nodes import Document, Node
@@ -243,12 +243,8 @@ def _stands_there(steps: list[str | int], place: str, keyword: str) -> bool:
 # what is shown
 
 
-def _time(name: str, unit: str) -> Column:
-    return Column(name, better="lower", unit=unit)
-
-
-def _count(name: str, head: str = "", better: Better | None = None) -> Column:
-    return Column(name, head, "{:.0f}", better=better)
+def _count(name: str, head: str = "") -> Column:
+    return Column(name, head, "{:.0f}")
 
 
 TABLES = [
@@ -256,7 +252,7 @@ TABLES = [
         "kept", "Schemas of {schemas}, with instances {instances}", ["system"],
         [
             _count("compiled"), Column("valid accepted"), Column("invalid rejected"),
-            _count("all right", better="higher"), *map(_count, COUNTED[1:3]),
+            _count("all right"), *map(_count, COUNTED[1:3]),
             _count("unnamed", "… with its keyword not named"),
         ],
         split=["instances"],
@@ -265,13 +261,13 @@ TABLES = [
         "compile", "Time of a compile, ms: CPU time of the schemas that llguidance compiles, too",
         ["step", "system"],
         [
-            *(_time(name, "ms") for name in ("p50", "p95", "max")),
+            *map(Column, ("p50", "p95", "max")),
             Column(TO_LLGUIDANCE, form="{:.2f}"),
         ],
     ),
     Table(
         "masks", "Time of a mask, µs", ["system"],
-        [_time(name, "µs") for name in PERCENTILES],
+        [*map(Column, PERCENTILES)],
     ),
 ]  # fmt: skip
 STRUCTURED = Benchmark(

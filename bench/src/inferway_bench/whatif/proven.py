@@ -22,7 +22,7 @@ from inferway_bench.peers.plan import ChatSpec, SimulatedEngines, chats
 from inferway_bench.plotting import Chart, Plot
 from inferway_bench.processes import BenchError, OnStep
 from inferway_bench.routers import Inferway, Place
-from inferway_bench.rows import Better, Column, Findings, Row, Table, Value
+from inferway_bench.rows import Column, Findings, Row, Table, Value
 from inferway_bench.simulate.run import Processes
 from inferway_bench.whatif.figures import SHARES, ReplayFigures, error, mean, measured_figures
 from inferway_bench.whatif.run import Selection, Variant, load, of_seeds, recorded_fleet
@@ -152,10 +152,9 @@ def _row(
 
 
 def _figure(name: str, head: str, form: str) -> tuple[Column, ...]:
-    better: tuple[Better, str] = ("higher", "%") if name in SHARES else ("lower", "ms")
     unit = "{:+.1f}" if name in SHARES else "{:+.1f}%"
     return (
-        Column(name, head, form, "mean alone", *better),
+        Column(name, head, form, "mean alone"),
         Column(f"simulated_{name}", "simulated", form, "mean"),
         Column(f"{name}_error", "error, points" if name in SHARES else "error", unit, "mean alone"),
     )

@@ -222,11 +222,11 @@ def _bars(values: Mapping[str, float], limit: float, name: str) -> Iterator[str]
 
 
 _FIGURES = (
-    Column("ttft_p50", "p50", "{:,.0f}", "mean", "lower", "ms"),
-    Column("ttft_p90", "p90", "{:,.0f}", "mean", "lower", "ms"),
+    Column("ttft_p50", "p50", "{:,.0f}", "mean"),
+    Column("ttft_p90", "p90", "{:,.0f}", "mean"),
     Column("ttft_p99", "p99", "{:,.0f}", "mean alone"),
     Column("ttft", "mean", "{:,.0f}", "mean alone"),
-    Column("cached", "cached", "{:.1f}%", "mean alone", "higher", "%"),
+    Column("cached", "cached", "{:.1f}%", "mean alone"),
     Column("busy", "utilization", "{:.0f}%", "mean alone"),
 )
 _COST = Column("cost", "engine-hours", "{:,.2f}")
