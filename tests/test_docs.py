@@ -31,6 +31,7 @@ from inferway.model import Reason
 ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src" / "inferway"
 # How PyPI's page of the project reaches documents, and pictures.
+_DATE = re.compile(r"20[0-9]{2}-[0-9]{2}-[0-9]{2}")
 REPOSITORY = (
     r"https://(?:github\.com/inferway/inferway/blob|raw\.githubusercontent\.com/inferway/inferway)"
     "/main/"
@@ -254,3 +255,12 @@ def test_make_targets_that_are_named_exist(document: Path) -> None:
     )
 
     assert named <= targets
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/performance.md"])
+def test_a_figure_says_of_which_commit_it_is(name: str) -> None:
+    """What has a date has been measured, and the code has changed since."""
+    dated = [line for line in (ROOT / name).read_text().splitlines() if _DATE.search(line)]
+
+    assert dated
+    assert [line for line in dated if not re.search("commit [0-9a-f]{8}", line)] == []

@@ -192,7 +192,7 @@ def glance(run: Run) -> str:
     about = (
         f"{len(run.seeds)} seeds, {run.facts['requests']} requests each, "
         f"{_GLANCE_LOAD * float(run.facts['rate']):.1f} requests/s; measured "
-        f"{run.machine.date[:10]}."
+        f"{run.machine.date[:10]}, commit {run.machine.commit[:8]}."
     )
     return "\n".join([*table_lines(head, lines), "", about]) + "\n"
 

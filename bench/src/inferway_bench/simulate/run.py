@@ -215,7 +215,8 @@ class SimulatePlan(msgspec.Struct, frozen=True):
     # fmt: off
     trace: Annotated[tuple[str, ...], flag(
         "Replay this file, or mooncake, agentic or azure of --data, or chats or smg, which are"
-        " generated. FILE@TOKENS gives the engines KV caches of this number of tokens.", metavar="FILE",
+        " generated. FILE@TOKENS gives the engines KV caches of this number of tokens.",
+        metavar="FILE",
     )] = (CHATS,)
     engines: Annotated[tuple[int, ...], flag(
         "Simulate a fleet of this number of engines, each with the same load.", ge=1,
