@@ -40,7 +40,7 @@ TINY = IndexPlan(
     match_repeats=3,
     events={16: 20, 1: 40},
     event_repeats=2,
-    memory_blocks=3_200,
+    memory_blocks=64_000,  # fewer fit into memory that is free already
 )
 
 

@@ -18,7 +18,7 @@ from inferway_bench.rows import Row, Run
 
 MINIATURE = Scenario(
     SimulatedEngines(engines=2, prefill_us_per_token=50.0, inter_token_ms=1.0),
-    ChatSpec(sessions=6, turns=3, systems=1, answer_tokens=3, apart=2),
+    ChatSpec(sessions=12, turns=3, systems=1, answer_tokens=3, apart=2),
     warm_up_requests=4,
     rate=20.0,
 )
