@@ -144,7 +144,7 @@ def measure(
 
 @contextmanager
 def vllm_router(pair: tuple[NixlEngine, NixlEngine], directory: Path) -> Iterator[str]:
-    known = all_routers(("round_robin",), (), True, print)
+    known = all_routers(("vllm-router round_robin",), True, print)
     [theirs] = [router for router in known if isinstance(router, VllmRouter)]
     addresses = [EngineAddress(engine.url, "") for engine in pair]
     port, metrics_port = free_ports(2)
