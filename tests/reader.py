@@ -47,6 +47,7 @@ NOT_RUN = {
 # The same of single blocks, by their document.
 NOT_RUN_HERE = {
     ("bench/README.md", "inferway bench"): "takes minutes; tests/wheel runs each command",
+    ("docs/compare.md", "inferway bench"): "takes ten minutes; bench/tests/loading/test_compare.py",
     ("docs/configuration.md", "curl -d "): "tests/integration/test_silent_engines.py asks the same",
     ("docs/configuration.md", "git clone"): "needs a network, and takes half an hour",
     (
