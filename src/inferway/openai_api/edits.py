@@ -108,8 +108,10 @@ def _without_long_strings(
         found = shortened(body) if len(body) > LONG_BYTES else None
         if found is not None:
             made = edit(found.short, *args, **kwargs)
-            if made is None or made is found.short:
-                return body if made else made
+            if made is None:
+                return made
+            if made is found.short:
+                return body
             restored = found.restored(made)
             if restored is not None:
                 return restored

@@ -13,8 +13,7 @@ from typing import Any
 
 import msgspec
 
-from inferway.errors import RenderError
-from inferway.model import Reason, TokenIds
+from inferway.model import TokenIds
 from inferway.openai_api.lenient import check_messages
 from inferway.openai_api.requests import (
     ChatRequest,
@@ -22,6 +21,7 @@ from inferway.openai_api.requests import (
     EmbeddingsRequest,
     PromptBody,
 )
+from inferway.prompts.scoring_input import left
 
 MAX_CHATS = 256  # of one request; as of a completion's prompts
 
@@ -30,9 +30,9 @@ def as_prompts(body: EmbeddingsRequest) -> Sequence[PromptBody]:
     """Return bodies that have the same prompts, in order. Raises RenderError for what is left to
     the engine, InvalidRequestError for messages that it refuses."""
     if body.input is not None and body.messages is not None:
-        raise _left("input beside messages: which of them counts, the engine says")
+        raise left("input beside messages: which of them counts, the engine says")
     if body.padding == "max_length":
-        raise _left("padding: the engine fills the prompt up")
+        raise left("padding: the engine fills the prompt up")
     given = body.given
     items: list[Any] = [given] if isinstance(given, str) else given
     types = {*map(type, items)}
@@ -45,8 +45,8 @@ def as_prompts(body: EmbeddingsRequest) -> Sequence[PromptBody]:
         if inner == {dict} and len(items) <= MAX_CHATS:
             return [_chat(body, each) for each in items]
     except msgspec.ValidationError as e:
-        raise _left(str(e)) from e
-    raise _left("input: neither texts, token ids nor chats")
+        raise left(str(e)) from e
+    raise left("input: neither texts, token ids nor chats")
 
 
 def _chat(body: EmbeddingsRequest, messages: list[Any]) -> PromptBody:
@@ -83,8 +83,4 @@ def check_uncut(body: EmbeddingsRequest, prompts: Sequence[TokenIds]) -> None:
     if keep is None or body.truncation_side is not None:
         return
     if type(keep) is not int or 0 <= keep < max(map(len, prompts)):
-        raise _left("truncate_prompt_tokens: which tokens are kept, the engine says")
-
-
-def _left(why: str) -> RenderError:
-    return RenderError(why, reason=Reason.EMBEDDINGS)
+        raise left("truncate_prompt_tokens: which tokens are kept, the engine says")
