@@ -6,7 +6,8 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 
 from inferway.errors import SaturatedError
-from inferway.model import Headers
+from inferway.model import Candidates, Headers
+from inferway.openai_api.llm_request import LLMRequest
 
 
 @dataclass
@@ -29,6 +30,9 @@ class NotingSlot:
         if self.while_it_waits is not None:
             self.while_it_waits()
         return self.while_it_waits is not None
+
+    async def wait_for_engine(self, request: LLMRequest, candidates: Candidates) -> bool:  # noqa: ARG002
+        return False
 
     def takes(self, engine: str) -> bool:
         return engine not in self.full

@@ -14,6 +14,7 @@ from tests.scheduling.tables import candidates, request
 
 from inferway.model import Adapters, Candidates
 from inferway.openai_api.requests import CompletionRequest
+from inferway.scheduling.expected_ttft.plugin import ExpectedTtft
 from inferway.scheduling.plugin import DataProducer, Filter, Picker, Scorer
 from inferway.scheduling.registry import Building
 
@@ -38,7 +39,8 @@ GIVEN: dict[str, dict[str, Any]] = {
 def built(name: str, **parameters: Any) -> object:
     kind = TYPES[name]
     given_ = {**GIVEN.get(name, {}), **parameters}
-    return kind.build(msgspec.convert(given_, kind.parameters), Building(name=name))
+    building = Building({"expected-ttft": ExpectedTtft()}, name=name)
+    return kind.build(msgspec.convert(given_, kind.parameters), building)
 
 
 PLUGINS = {name: built(name) for name, kind in TYPES.items() if not kind.is_handler}

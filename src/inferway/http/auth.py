@@ -48,13 +48,13 @@ from inferway.errors import (
 )
 from inferway.fleet.fleet import Fleet
 from inferway.fleet.structured_gate import FleetEngines
+from inferway.http.gate_queues import GoodputQueue, SessionQueue
 from inferway.http.guesses import Guesses
 from inferway.http.listening import UNIX
 from inferway.http.message import Request
 from inferway.http.request_queue import RequestQueue
 from inferway.http.responder import Responder
 from inferway.http.session_cookie import COOKIE, PAGE_HEADER, cookie_of, forget_cookie
-from inferway.http.session_queue import SessionQueue
 from inferway.http.sessions import Sessions
 from inferway.model import Candidates
 from inferway.routing.eligible import Eligible
@@ -69,6 +69,7 @@ from inferway.routing.limits.callers import (
 )
 from inferway.routing.limits.concurrency_limiter import OtherProcesses
 from inferway.routing.limits.failover import FailoverPolicy, Retries
+from inferway.routing.limits.goodput_gate import GoodputGate
 from inferway.routing.limits.outlier_detection import OutlierDetection
 from inferway.routing.limits.request_quarantine import RequestQuarantine
 from inferway.routing.limits.saturation_gate import SaturationGate
@@ -330,8 +331,14 @@ def build_auth(
 
         session_gate = SessionGate(scheduling.sessions, cache_tokens_of, settings.flow.queue)
         sessions = SessionQueue(session_gate, clock)
+    goodput = None
+    if scheduling.goodput is not None:
+        goodput_gate = GoodputGate(
+            scheduling.goodput, lambda model: endpoints_of(model)[0], settings.flow.queue
+        )
+        goodput = GoodputQueue(goodput_gate, clock)
     control = RequestQueue(
-        *(settings.flow, engines_of, clock, gate, sessions, others), is_suspended=is_suspended
+        *(settings.flow, engines_of, clock, gate, sessions, others, is_suspended, goodput)
     )
     return Auth(
         failover,

@@ -24,9 +24,10 @@ from math import inf, isfinite
 from inferway.config import FlowSettings
 from inferway.errors import ClientGoneError, InferwayError
 from inferway.http.ends import InQueue, WaitingClient
+from inferway.http.gate_queues import GoodputQueue, SessionQueue
 from inferway.http.responder import Responder
-from inferway.http.session_queue import SessionQueue
-from inferway.model import Headers
+from inferway.model import Candidates, Headers
+from inferway.openai_api.llm_request import LLMRequest
 from inferway.routing.limits.concurrency_limiter import (
     ConcurrencyLimiter,
     EnginesOf,
@@ -59,6 +60,7 @@ class RequestQueue:
         sessions: SessionQueue | None = None,
         others: OtherProcesses | None = None,
         is_suspended: Callable[[str], bool] = lambda _: False,
+        goodput: GoodputQueue | None = None,
     ) -> None:
         """`others`: processes that keep the limits together with this one; each has a queue of its
         own. None: there is none. `is_suspended`: whether all engines of a model are."""
@@ -66,14 +68,15 @@ class RequestQueue:
         self._look_seconds = _SWEEP_SECONDS if others is None else others.look_seconds
         self._expires_at = 0.0  # when deadlines are looked at again, by `clock`
         self.sessions = sessions  # where new sessions wait first; None: they do not
+        self.goodput = goodput  # where requests wait once their prompts are known; None: nowhere
         self.clock = clock
         self._futures: dict[Waiter, asyncio.Future[str]] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     def num_waiting(self) -> int:
         """Return how many requests wait for their turn."""
-        sessions = 0 if self.sessions is None else self.sessions.gate.queue.size
-        return self.limiter.num_waiting + sessions
+        gates = [each.gate for each in (self.sessions, self.goodput) if each is not None]
+        return self.limiter.num_waiting + sum([gate.queue.size for gate in gates])
 
     def ticket(self, responder: Responder, tenant: str) -> Ticket | None:
         """Return a slot for a request; None while nothing is limited."""
@@ -84,6 +87,7 @@ class RequestQueue:
             and settings.engine_in_flight is None
             and limiter.gate is None
             and self.sessions is None
+            and self.goodput is None
         ):
             return None
         return Ticket(self, responder, tenant)
@@ -91,8 +95,9 @@ class RequestQueue:
     def set_settings(self, settings: FlowSettings) -> None:
         """Keep these limits from now on; requests that wait may have their turn."""
         self.limiter.set_settings(settings)
-        if self.sessions is not None:
-            self.sessions.gate.most_waiting = settings.queue
+        for each in (self.sessions, self.goodput):
+            if each is not None:
+                each.gate.most_waiting = settings.queue
         self.turns()
 
     async def hold(self, responder: Responder, waiter: Waiter) -> Ticket:
@@ -160,8 +165,9 @@ class RequestQueue:
         """Stop the timers: no request waits any more."""
         if self._timer is not None:
             self._timer.cancel()
-        if self.sessions is not None:
-            self.sessions.close()
+        for each in (self.sessions, self.goodput):
+            if each is not None:
+                each.close()
 
     def _sweep(self) -> None:
         now = self.clock()
@@ -183,13 +189,17 @@ class RequestQueue:
 class Ticket:
     """A request's slot within the limits (routing.limits.slot.Slot)."""
 
-    __slots__ = ("_control", "_inside", "_lane", "_place", "_responder", "_tenant", "waited")
+    __slots__ = (
+        *("_control", "_inside", "_is_let_in", "_lane", "_place", "_responder", "_tenant"),
+        "waited",
+    )
 
     def __init__(self, control: RequestQueue, responder: Responder, tenant: str) -> None:
         self._control = control
         self._responder = responder
         self._tenant = tenant
         self._inside = False
+        self._is_let_in = False  # by `goodput`, which does not know yet that it is sent
         self._lane = ""
         self._place = ""
         self.waited = 0.0  # seconds
@@ -231,11 +241,26 @@ class Ticket:
         self.waited = clock() - now
         return has_waited
 
+    async def wait_for_engine(self, request: LLMRequest, candidates: Candidates) -> bool:
+        control, goodput = self._control, self._control.goodput
+        if goodput is None:
+            return False
+        now = control.clock()
+        most = control.limiter.most_seconds(request.objectives.priority)
+        has_waited = await goodput.enter(
+            *(self._responder, request, candidates, self._tenant),
+            patience(request.headers, most),
+        )
+        self._is_let_in = True
+        self.waited += control.clock() - now
+        return has_waited
+
     def takes(self, engine: str) -> bool:
         return self._control.limiter.takes(engine, self._place)
 
     def move(self, engine: str) -> None:
         control, place = self._control, self._place
+        self._sent()
         if engine == place or not (place or control.limiter.limits_engines):
             return
         control.limiter.move(place, engine)
@@ -244,9 +269,15 @@ class Ticket:
             control.freed()
 
     def leave(self) -> None:
+        self._sent()
         if self._inside:
             self._inside = False
             self._control.leave(self._place, self._lane)
+
+    def _sent(self) -> None:
+        if self._is_let_in and self._control.goodput is not None:
+            self._is_let_in = False
+            self._control.goodput.gate.sent(self._lane)
 
     def beside(self) -> Slot:
         return _Beside(self._control)
@@ -283,6 +314,10 @@ class _Beside:
 
     async def enter(self, model: str, headers: Headers, priority: int) -> bool:
         del model, headers, priority
+        return False
+
+    async def wait_for_engine(self, request: LLMRequest, candidates: Candidates) -> bool:
+        del request, candidates
         return False
 
     def takes(self, engine: str) -> bool:

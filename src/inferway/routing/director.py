@@ -327,6 +327,26 @@ class ByPrompt(msgspec.Struct):
             request = with_prompts(request, lookup.prompts, are_whole=reason.is_whole)
         if director.scoring or waited:
             candidates = director.candidates(model.name, within)
+        candidates = self._filled(journey, candidates, model, request, slot)
+        if slot is not None and await slot.wait_for_engine(request, candidates):
+            journey.matched = await director.matcher.renewed(model, journey.matched)
+            candidates = director.candidates(model.name, within)
+            candidates = self._filled(journey, candidates, model, request, slot)
+        if director.scheduling.late_admitters:
+            director.scheduling.admit_late(request, candidates)
+        choice = director.scheduling.chooser.choose(request, candidates)
+        return Weighed(request, model, journey.matched, candidates, choice, reason, shape)
+
+    def _filled(
+        self,
+        journey: Journey,
+        candidates: Candidates,
+        model: ServedModel,
+        request: LLMRequest,
+        slot: Slot | None,
+    ) -> Candidates:
+        """Return the candidates that may take the request, with the columns of all producers."""
+        director, shape = self.director, journey.shape
         candidates = self._that_fit(journey, candidates, model, request)
         if slot is not None and slot.limits_engines:
             candidates = director.eligible.with_room(candidates, slot)
@@ -337,10 +357,7 @@ class ByPrompt(msgspec.Struct):
             shape.produce(request, candidates)
         for producer in director.scheduling.producers:
             producer.produce(request, candidates)
-        if director.scheduling.late_admitters:
-            director.scheduling.admit_late(request, candidates)
-        choice = director.scheduling.chooser.choose(request, candidates)
-        return Weighed(request, model, journey.matched, candidates, choice, reason, shape)
+        return candidates
 
     async def _name_media(
         self, journey: Journey, request: LLMRequest, model: ServedModel, lookup: Lookup

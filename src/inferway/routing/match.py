@@ -139,6 +139,17 @@ class Matcher:
         by_cut = {cut: list(islice(matched, each)) for cut in model.cuts}
         return Lookup(by_cut, tokenized.reason, tokenized.names)
 
+    async def renewed(self, model: ServedModel, matched: MatchedPrompts) -> MatchedPrompts:
+        """Return the same prompts with their holders of now: the request has waited."""
+        items = [item for each in matched.values() for item in each if item.is_read]
+        if not items or len(model.lora_paths) > 1:  # each path has prompts of its own
+            return matched
+        found = iter(await self._found([item.prompt for item in items]))
+        return {
+            cut: [Matched(each.prompt, next(found)) if each.is_read else each for each in of_cut]
+            for cut, of_cut in matched.items()
+        }
+
     async def _prompts(
         self, model: ServedModel, tokenized: Tokenized, extras: BlockExtras | None
     ) -> list[Prompt]:

@@ -14,6 +14,7 @@ from inferway.config import Policy, ServeSettings, parse_yaml, read_yaml
 from inferway.errors import ConfigError
 from inferway.scheduling import (
     admitters,
+    goodput_admission,
     pickers,
     scorers,
     session_admission,
@@ -44,6 +45,7 @@ BUILTIN: Mapping[str, PluginType] = {
         *session_id.TYPES,
         *admitters.TYPES,
         session_admission.TYPE,
+        goodput_admission.TYPE,
         # flow control
         *policies.TYPES,
         *usage_limits.TYPES,

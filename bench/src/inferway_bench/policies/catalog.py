@@ -51,6 +51,7 @@ from inferway_llmd.scheduling.producers.approx_prefix_cache import ApproxPrefixC
 from inferway_llmd.scheduling.producers.sent_blocks import SentBlocks
 
 OURS = "expected-ttft"
+HELD = "goodput-admission"  # beside ours: requests wait at the gateway
 DEAF = "expected-ttft-deaf"
 FULL_ALONE = "expected-ttft-full-attention"  # of hybrid models its index knows this group alone
 ORACLE = "oracle"
@@ -79,7 +80,8 @@ def configured(
     profiles = [{"name": "default", "plugins": refs}]
     config = parse_config({"plugins": plugins, "schedulingProfiles": profiles}, "policy")
     made = build(config, "policy", KnownTypes(), world.random)
-    return Policy(made.chooser, made.producers, made.following, APPROXIMATE not in producers)
+    hears = APPROXIMATE not in producers
+    return Policy(made.chooser, made.producers, made.following, hears, admission=made.goodput)
 
 
 def approximate(world: World) -> dict[str, Any]:
@@ -123,6 +125,11 @@ def _lodestar(world: World) -> Policy:
 
 def _expected_ttft(world: World) -> Policy:
     return configured(world, {"expected-ttft": 1.0})
+
+
+def _held(world: World) -> Policy:
+    limits = {"ttftMs": world.limits.ttft * 1e3, "itlMs": world.limits.itl * 1e3}
+    return configured(world, {"expected-ttft": 1.0}, {"goodput-admission": limits})
 
 
 def _deaf(world: World) -> Policy:
@@ -203,6 +210,7 @@ _NAMED: dict[str, MakePolicy] = {
     **POLICIES,
     "least-load": POLICIES["least-request"],
     DEAF: _deaf,
+    HELD: _held,
     NEVER: POLICIES[OURS],
     FULL_ALONE: lambda world: replace(_expected_ttft(world), knows_groups=False),
 }

@@ -30,9 +30,12 @@ from inferway.kv.index.speculative import SpeculativeOverlay
 from inferway.model import Candidates, Column, Endpoint, SchedulingResult, Target
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.openai_api.usage import Usage
+from inferway.routing.limits.goodput_gate import GoodputGate
+from inferway.routing.limits.queue import Waiter
 from inferway.scheduling.expected_ttft.plugin import ExpectedTtft
 from inferway.scheduling.expected_ttft.sent_log import ROW
 from inferway.scheduling.expected_ttft.sharing import Begins, Event, Took, Waits, open_logs
+from inferway.scheduling.goodput_admission import GoodputAdmission
 from inferway.scheduling.idle import idle
 from inferway.scheduling.plugin import (
     DataProducer,
@@ -41,9 +44,10 @@ from inferway.scheduling.plugin import (
     RequestOutcome,
 )
 from inferway_bench.policies.engine import Engine, Job, Leg
-from inferway_bench.policies.requests import SimRequest
+from inferway_bench.policies.requests import MODEL, SimRequest
 from inferway_bench.processes import BenchError
 
+_ANY_NUMBER = 1 << 40  # of requests
 _FEW = 16  # engines; more are sooner written at once
 _MANY = 12  # bits; from so many on numpy finds them sooner
 
@@ -61,6 +65,7 @@ class Policy:
     knows_groups: bool = True  # of KV caches; False: what full attention holds counts as reusable
     endpoints: Sequence[Endpoint] = ()  # with their roles; empty: engines that hand over nothing
     sharing: SharingSpec | None = None  # with the other gateways; None: each is alone
+    admission: GoodputAdmission | None = None  # has requests wait; None: none waits
 
     @property
     def hears(self) -> bool:
@@ -202,6 +207,16 @@ class Gateway:
         self._shared: Shared | None = None  # None: it is alone
         self._shown: Sequence[Endpoint] | None = None  # the first of all; None: all
 
+        self._gate: GoodputGate | None = None
+        if policy.admission is not None:
+            self._gate = GoodputGate(policy.admission, lambda _: replace(self.table), _ANY_NUMBER)
+        self._held: dict[Waiter, tuple[Job, LLMRequest]] = {}
+
+    @property
+    def holds_any(self) -> bool:
+        """True if requests wait here."""
+        return bool(self._held)
+
     def show(self, count: int) -> None:
         """Keep to the first so many engines from now on."""
         self._shown = self.table.endpoints[:count]
@@ -231,11 +246,59 @@ class Gateway:
         np.maximum(table.others, 0.0, out=table.others)
         table.recent_prefill_tokens *= self._fade**ticks
 
+    def arrive(self, job: Job, llm: LLMRequest, now: float) -> int | None:
+        """Return the row of the engine that a job goes to; None: it waits here (`turns`)."""
+        if self._gate is None:
+            return self.route(job, llm, now)
+        if self._gate.enters(MODEL, now):
+            return self._sent(job, llm, now)
+        candidates, _ = self._candidates(job.request, llm, now)
+        spare = self._gate.admission.spare_seconds(llm, candidates)
+        self._held[self._gate.wait(MODEL, "", 0, now, most=math.inf, spare=spare)] = (job, llm)
+        return None
+
+    def turns(self, now: float) -> Iterator[tuple[int, Job]]:
+        """Yield the jobs that waited and go on now, each with the row of its engine."""
+        gate = self._gate
+        while gate is not None and (went := gate.turns(now)):
+            for waiter in went:
+                job, llm = self._held.pop(waiter)
+                yield self._sent(job, llm, now), job
+
+    def _sent(self, job: Job, llm: LLMRequest, now: float) -> int:
+        assert self._gate is not None
+        row = self.route(job, llm, now)
+        self._gate.sent(MODEL)
+        return row
+
     def route(self, job: Job, llm: LLMRequest, now: float) -> int:
         """Return the row of the engine that a job goes to; it is in flight from here on. A request
         in two legs goes on with `on_prefilled`."""
+        policy = self.policy
+        candidates, found = self._candidates(job.request, llm, now)
+        choice = policy.chooser.choose(llm, candidates)
+        target = choice.targets[0]
+        if choice.prefill:
+            job.leg, job.decodes_on, target = Leg.PREFILL, target, choice.prefill[0]
+        if policy.following:
+            made = [plugin.follow(llm, candidates, choice) for plugin in policy.following]
+            job.followers = [follower for follower in made if follower is not None]
+            for follower in job.followers:
+                if job.leg is Leg.PREFILL:
+                    follower.on_prefill(target, now)
+                else:
+                    follower.on_attempt(target, now)
+        row = target.endpoint.holder
+        self._book(job, row, target.matched_blocks, found.get(row, 0))
+        return row
+
+    def _candidates(
+        self, request: SimRequest, llm: LLMRequest, now: float
+    ) -> tuple[Candidates, Mapping[int, int]]:
+        """The table of a request with the columns of all producers, and the blocks of its prompt
+        that each engine is believed to hold."""
         self.hear(now)
-        policy, request = self.policy, job.request
+        policy = self.policy
         candidates = replace(self.table, added={}, now=now)
         found: Mapping[int, int] = {}
         if policy.hears:
@@ -256,21 +319,7 @@ class Gateway:
             candidates = candidates.narrowed(rows, self._shown, holders, adapters)
         for producer in policy.producers:
             producer.produce(llm, candidates)
-        choice = policy.chooser.choose(llm, candidates)
-        target = choice.targets[0]
-        if choice.prefill:
-            job.leg, job.decodes_on, target = Leg.PREFILL, target, choice.prefill[0]
-        if policy.following:
-            made = [plugin.follow(llm, candidates, choice) for plugin in policy.following]
-            job.followers = [follower for follower in made if follower is not None]
-            for follower in job.followers:
-                if job.leg is Leg.PREFILL:
-                    follower.on_prefill(target, now)
-                else:
-                    follower.on_attempt(target, now)
-        row = target.endpoint.holder
-        self._book(job, row, target.matched_blocks, found.get(row, 0))
-        return row
+        return candidates, found
 
     def on_prefilled(self, job: Job, engine: Engine, now: float) -> tuple[Job, int]:
         """Return the decode leg of a prefill leg that has ended, and the row that it goes to."""

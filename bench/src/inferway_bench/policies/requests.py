@@ -195,6 +195,13 @@ def llm_request(request: SimRequest, index: int, block_tokens: int) -> LLMReques
     )
 
 
+class Limits(msgspec.Struct, frozen=True):
+    """The limits that the answer to a request keeps if it is to count as good."""
+
+    ttft: float = 5.0  # seconds
+    itl: float = 0.1  # seconds: the mean of the answer's gaps
+
+
 class Figures(msgspec.Struct, frozen=True):
     """The means of a run's requests that count: times in ms, shares in %, tokens of a prompt."""
 
@@ -210,6 +217,8 @@ class Figures(msgspec.Struct, frozen=True):
     excess: float  # tokens that were believed to be reusable, and were not
     two_legs: float  # requests
     returning: float  # prompt tokens from a cache, of requests that follow an answer
+    good: float  # requests that kept the limits (`Limits`)
+    good_rate: float  # of them, a second
     scatter: float  # of the requests of an engine: their standard deviation by their mean
     cpu_seconds: float  # of the simulation
     cpu_us: float  # of each request
@@ -227,19 +236,20 @@ class Outcome:
     engine: NDArray[np.int32]
     num_ended: NDArray[np.int32]  # how often each ended: once
     in_two_legs: NDArray[np.bool_]
+    limits: Limits
     # between tokens, by stretches of equal steps: when it began, a gap's seconds, the gaps
     gaps: Sequence[NDArray[np.float64]] = ()
     num_engines: int = 0
     cpu_seconds: float = 0.0
 
     @classmethod
-    def of(cls, count: int) -> Outcome:
+    def of(cls, count: int, limits: Limits = Limits()) -> Outcome:
         """Return that of requests of which nothing has become yet."""
         ttft, latency, arrived = np.zeros((3, count))
         engine, ended = np.zeros((2, count), np.int32)
         legs = np.zeros(count, np.bool_)
         cached, believed = np.zeros((2, count), np.int64)
-        return cls(ttft, latency, arrived, cached, believed, engine, ended, legs)
+        return cls(ttft, latency, arrived, cached, believed, engine, ended, legs, limits)
 
     def figures(self, workload: Workload, rate: float, warm_up: float = 0.0) -> Figures:
         """Return the figures of the requests that arrive behind the first share `warm_up` of the
@@ -254,6 +264,7 @@ class Outcome:
         p50, p90, p99 = np.percentile(ttft, (50, 90, 99)) * 1e3
         decoded = self.latency[judged] - ttft
         later = workload.columns.follows[judged] >= 0
+        is_good = (ttft <= self.limits.ttft) & (decoded <= self.limits.itl * gaps)
         each = np.bincount(self.engine[judged], minlength=self.num_engines)
         return Figures(
             ttft=float(ttft.mean()) * 1e3,
@@ -268,6 +279,8 @@ class Outcome:
             excess=float(np.maximum(believed - cached, 0).mean()),
             two_legs=float(self.in_two_legs[judged].mean()) * 100,
             returning=float(cached[later].sum() / max(1, prompt[later].sum())) * 100,
+            good=float(is_good.mean()) * 100,
+            good_rate=float(is_good.sum() / ((1 - warm_up) * end)),
             scatter=float(each.std() / each.mean()),
             cpu_seconds=self.cpu_seconds,
             cpu_us=self.cpu_seconds / len(workload.requests) * 1e6,

@@ -21,8 +21,10 @@ import numpy as np
 from inferway_bench.policies.engine import BesideEngine, Engine, EngineSpec, Job, Leg
 from inferway_bench.policies.gateway import Feed, Gateway, Policy, Post
 from inferway_bench.policies.groups import GroupCache, GroupFeed, HybridSpec
-from inferway_bench.policies.requests import Outcome, SimRequest, Workload
+from inferway_bench.policies.requests import Limits, Outcome, SimRequest, Workload
 from inferway_bench.processes import BenchError
+
+_LOOK_SECONDS = 0.02  # as http.gate_queues has it for requests that wait for an engine
 
 
 class Incident(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,6 +54,7 @@ class FleetSpec(msgspec.Struct, frozen=True):
     event_delay: float = 0.01  # seconds from a step's end until a gateway believes it
     hybrid: HybridSpec | None = None  # None: models with one group of KV caches
     incidents: tuple[Incident, ...] = ()  # in order
+    limits: Limits = Limits()
 
     @property
     def scrape_seconds(self) -> float:
@@ -117,6 +120,7 @@ class World(msgspec.Struct, frozen=True):
     block_tokens: int
     random: Random
     clock: Callable[[], float]  # virtual seconds
+    limits: Limits = Limits()
 
 
 MakePolicy = Callable[[World], Policy]
@@ -145,7 +149,8 @@ class Simulation:
         def made() -> list[Policy]:  # each gateway draws numbers of its own
             rngs = [Random(random.random()) for _ in range(fleet.num_gateways)]
             return [
-                make_policy(World(engines, requests, size, rng, lambda: self.now)) for rng in rngs
+                make_policy(World(engines, requests, size, rng, lambda: self.now, fleet.limits))
+                for rng in rngs
             ]
 
         self._made, policies = made, made()
@@ -165,7 +170,8 @@ class Simulation:
         first = np.flatnonzero(workload.columns.follows < 0)
         self._arrivals = list(zip(starts[first].tolist(), first.tolist(), strict=True))
         heapify(self._arrivals)
-        self._outcome = Outcome.of(len(requests))
+        self._look_at = math.inf  # when gateways see whether requests that wait go on
+        self._outcome = Outcome.of(len(requests), fleet.limits)
 
     def _started(self, policies: Sequence[Policy]) -> tuple[Sequence[Gateway], Sequence[Gateway]]:
         """Start gateways that share what their policy says. Return them, and those that scrape."""
@@ -206,8 +212,11 @@ class Simulation:
         arrivals, due = self._arrivals, self._due
         coming = self._coming
         transfers = self._transfers
-        while arrivals or due or coming or transfers:
+        while arrivals or due or coming or transfers or self._look_at < math.inf:
             at = arrivals[0][0] if arrivals else math.inf
+            if self._look_at < math.inf and self._is_first(self._look_at):
+                self._look()
+                continue
             if transfers and transfers[0][0] <= min(
                 at, due[0][0] if due else at, coming[0][0] if coming else at
             ):
@@ -272,8 +281,24 @@ class Simulation:
         gateways = self._gateways
         gateway = gateways[0] if len(gateways) == 1 else self._random.choice(gateways)
         job = Job(index, self._workload.requests[index], arrived, gateway)
-        row = gateway.route(job, self._workload.llm(index), self.now)
-        self._send(self.now, row, job)
+        row = gateway.arrive(job, self._workload.llm(index), self.now)
+        if row is not None:
+            self._send(self.now, row, job)
+        elif self._look_at == math.inf:
+            self._look_at = self.now + _LOOK_SECONDS
+
+    def _is_first(self, at: float) -> bool:
+        """Return whether nothing happens before then."""
+        heads = (self._arrivals, self._due, self._coming, self._transfers)
+        return all(not each or at <= each[0][0] for each in heads)
+
+    def _look(self) -> None:
+        self.now = now = self._look_at
+        for gateway in self._gateways:
+            for row, job in gateway.turns(now):
+                self._send(now, row, job)
+        any_waits = any(gateway.holds_any for gateway in self._gateways)
+        self._look_at = now + _LOOK_SECONDS if any_waits else math.inf
 
     def _send(self, now: float, row: int, job: Job) -> None:
         if self._delay:

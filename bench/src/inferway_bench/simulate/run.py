@@ -17,13 +17,14 @@ from typing import Annotated, Any, NamedTuple, TypeVar, get_type_hints
 import msgspec
 
 from inferway_bench.flags import data_flag, default_data_dir, flag
-from inferway_bench.policies.catalog import LEARNED, OURS, POLICIES, alone, policy_named
+from inferway_bench.policies.catalog import LEARNED, ORACLE, OURS, POLICIES, alone, policy_named
 from inferway_bench.policies.engine import EngineSpec
 from inferway_bench.policies.groups import HybridSpec
 from inferway_bench.policies.requests import (
     FILES,
     ChatSpec,
     Figures,
+    Limits,
     SmgSpec,
     Workload,
     chats,
@@ -43,6 +44,7 @@ _MOST_EACH = 25
 _IDLE_GAP = 60.0  # seconds between requests that hardly ever meet
 _FIRST = 0.01  # requests a second for each engine, from which on the search goes up
 _MOST_STEPS = 50
+_GOOD = 0.9
 
 _In = TypeVar("_In")
 _Out = TypeVar("_Out")
@@ -140,7 +142,7 @@ def perform(task: Task) -> Figures:
 
 def find_rate(plan: SimulatePlan, setting: Setting) -> Row:
     """Return how fast the requests of a trace come, in a process of the pool: the rate that is
-    given, the trace's own, or (for loads) the one at which round-robin's mean TTFT doubles."""
+    given, the trace's own, or (for loads) the one that they are shares of."""
     workload = plan.workload(setting.trace, 1)
     rate, idle, fleet = plan.rate or workload.own_rate, None, plan.fleet(setting)
     if plan.load and plan.rate is None:
@@ -149,7 +151,7 @@ def find_rate(plan: SimulatePlan, setting: Setting) -> Row:
         searched = [
             plan.workload(setting.trace, seed).part(most) for seed in plan.all_seeds[:num_seeds]
         ]
-        idle, rate = _round_robins_rate(searched, fleet, plan)
+        idle, rate = _rate_of_one(searched, fleet, plan)
     values = {
         "cache": fleet.engine.cache_tokens,
         "requests": len(workload.requests),
@@ -160,31 +162,41 @@ def find_rate(plan: SimulatePlan, setting: Setting) -> Row:
     return Row("traces", {"trace": setting.trace}, values)
 
 
-def _round_robins_rate(
+def _rate_of_one(
     workloads: Sequence[Workload], fleet: FleetSpec, plan: SimulatePlan
 ) -> tuple[float, float]:
-    """Round-robin's mean TTFT on an idle fleet, in ms, and the rate at which it is twice that, in
-    requests a second; the means are those over `workloads`, and the number of each is its seed."""
-    round_robin = policy_named("round-robin")
+    """The mean TTFT on an idle fleet, in ms, and the rate that loads are shares of, in requests a
+    second: round-robin's TTFT is twice as long there, or with `plan.capacity` the greedy oracle
+    keeps the limits for 90 % of the requests for which an idle fleet does. The means are those over
+    `workloads`, and the number of each is its seed."""
+    policy = policy_named(ORACLE if plan.capacity else "round-robin")
 
-    def ttft(rate: float) -> float:
-        return fmean(
-            simulate(each, rate, fleet, round_robin, seed).figures(each, rate, plan.warm_up).ttft
+    def means(rate: float) -> tuple[float, float]:
+        figures = [
+            simulate(each, rate, fleet, policy, seed).figures(each, rate, plan.warm_up)
             for seed, each in enumerate(workloads, start=1)
-        )
+        ]
+        return fmean([each.ttft for each in figures]), fmean([each.good for each in figures])
 
-    idle = ttft(1 / _IDLE_GAP)
+    idle, most_good = means(1 / _IDLE_GAP)
+
+    def is_over(rate: float) -> bool:
+        ttft, good = means(rate)
+        return good < _GOOD * most_good if plan.capacity else ttft >= 2 * idle
+
     low = high = _FIRST * fleet.num_engines
     for _ in range(_MOST_STEPS):
-        if ttft(high) >= 2 * idle:
+        if is_over(high):
             break
         low, high = high, high * 1.5
     else:
-        said = f"at {low:g} requests a second the mean TTFT is not twice {idle:,.0f} ms"
-        raise BenchError(f"round-robin: {said}; fix: more requests, or --rate")
+        raise BenchError(
+            f"at {low:g} requests a second the fleet is not full (idle TTFT {idle:,.0f} ms); fix: "
+            "more requests, or --rate"
+        )
     for _ in range(plan.bisections):
         middle = sqrt(low * high)
-        low, high = (middle, high) if ttft(middle) < 2 * idle else (low, middle)
+        low, high = (low, middle) if is_over(middle) else (middle, high)
     return idle, low
 
 
@@ -253,6 +265,14 @@ class SimulatePlan(msgspec.Struct, frozen=True):
         f"Set a constant of every engine. The keys are {', '.join(_CONSTANTS)}.",
         metavar="KEY=VALUE",
     )] = ()
+    ttft_limit: Annotated[float, flag(
+        "Count a request as good if its first token takes so many seconds at most.", gt=0,
+    )] = Limits().ttft
+    itl_limit: Annotated[float, flag(
+        "Count a request as good if the gaps between its tokens take so many seconds on average,"
+        " at most.", gt=0,
+    )] = Limits().itl
+    capacity: bool = False  # loads are shares of the greedy oracle's capacity
     warm_up: Annotated[float, flag(
         "Do not count what arrives in this first share of a run.", ge=0, le=0.9,
     )] = 0.5
@@ -296,6 +316,7 @@ class SimulatePlan(msgspec.Struct, frozen=True):
             engine=engine,
             num_gateways=setting.gateways,
             hybrid=HybridSpec(groups, speculation or "none") if groups else None,
+            limits=Limits(self.ttft_limit, self.itl_limit),
         )
 
     def workload(self, trace: str, seed: int) -> Workload:

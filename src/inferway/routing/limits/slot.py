@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from inferway.model import Headers
+from inferway.model import Candidates, Headers
+from inferway.openai_api.llm_request import LLMRequest
 
 
 class Slot(Protocol):
@@ -16,6 +17,10 @@ class Slot(Protocol):
     async def enter(self, model: str, headers: Headers, priority: int) -> bool:
         """Return whether it had to wait; `headers` may say for how long it would. Raises
         SaturatedError, or ClientGoneError if its client has not waited."""
+
+    async def wait_for_engine(self, request: LLMRequest, candidates: Candidates) -> bool:
+        """Wait until an engine can begin the prompt soon, if requests wait for that, and return
+        whether the request had to wait. Raises as `enter` does."""
 
     @property
     def limits_engines(self) -> bool:

@@ -157,6 +157,18 @@ class ExpectedTtft:
             return None
         return ExpectedTtftListener(self.learning, self.slots, request, candidates, choice)
 
+    def wait_ms(self, candidates: Candidates) -> Column:
+        """Return how long a prompt that comes to each endpoint now is expected to wait until its
+        turn, in milliseconds."""
+        rows = self.slots.rows(candidates.endpoints, candidates.now)
+        self.learning.advance(candidates.now)
+        costs = self.learning.ttft.table[:, rows]
+        features = np.zeros_like(costs)
+        late = self._waiting(features, costs[AHEAD], rows, candidates)
+        wait: Column = features[AHEAD] * costs[AHEAD] + features[REQUESTS] * costs[REQUESTS]
+        wait += late
+        return wait
+
     def expected_seconds(self, endpoints: Sequence[Endpoint]) -> float | None:
         """Return how long the prompt should take that each of these computes now, by itself; the
         longest of them, 0 if none of them has any. None: none of them was ever a candidate."""
