@@ -150,7 +150,6 @@ MEASURED: dict[str, tuple[str, ...]] = {
     "scale": (*_INDEX, f"{_SRC}/fleet", f"{_SRC}/cluster"),
     "soak": _SERVED,
     "structured": ("structured/src",),
-    "what_if": (*_SIMULATED, f"{_BENCH}/whatif"),
 }
 
 
