@@ -21,7 +21,6 @@ from tempfile import TemporaryFile
 from typing import Any, Self, TypeVar
 
 from inferway.errors import InferwayError
-from inferway_bench.cpu import resident_bytes
 
 OnStep = Callable[..., None]
 """Called with what is under way, and how much of it is done, and of how much, where that is known:
@@ -237,11 +236,6 @@ class JsonWorker:
         if not line:
             raise self._ended()
         return json.loads(line)
-
-    @property
-    def resident_bytes(self) -> int:
-        """The resident memory of the process and its children."""
-        return resident_bytes(self._process.pid)
 
     def _ended(self) -> BenchError:
         status = self._process.wait()

@@ -45,7 +45,7 @@ from inferway_bench.routers import (
     read_metrics,
     running_router,
     since,
-    total,
+    under_way,
 )
 from inferway_sim.prepare import prepare_smollm2
 
@@ -81,8 +81,7 @@ class Fleet:
 
 
 def _is_idle(url: str) -> bool:
-    metrics = read_metrics(get(f"{url}/metrics").decode())
-    return not any(total(metrics, f"vllm:num_requests_{of}") for of in ("running", "waiting"))
+    return not under_way(read_metrics(get(f"{url}/metrics").decode()))
 
 
 @contextmanager
