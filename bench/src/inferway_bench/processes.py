@@ -163,6 +163,16 @@ def install_venv(
     return venv
 
 
+def of_vllm(program: str) -> Path:
+    """Return a program of the virtual environment that has vLLM. Raises BenchError without it."""
+    path = Path(os.environ.get("INFERWAY_VLLM_VENV", "/nowhere"), "bin", program)
+    if not path.is_file():
+        raise BenchError(
+            f"{path}: not there; fix: scripts/install_vllm.sh, and INFERWAY_VLLM_VENV=/its/venv"
+        )
+    return path
+
+
 def _run(command: list[str], cure: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:

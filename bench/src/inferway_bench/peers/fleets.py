@@ -4,7 +4,6 @@ in front of them, one after the other, and what each load was like."""
 from __future__ import annotations
 
 import json
-import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -33,6 +32,7 @@ from inferway_bench.processes import (
     free_port,
     get,
     in_turn,
+    of_vllm,
     request,
     running,
     wait_until,
@@ -94,8 +94,7 @@ def started(
     if isinstance(engines, SimulatedEngines):
         fleet = simulated_fleet(engines, directory)
     else:
-        vllm = Path(os.environ.get("INFERWAY_VLLM_VENV", "/nowhere"), "bin", "vllm")
-        fleet = real_fleet(engines, vllm, directory)
+        fleet = real_fleet(engines, directory)
     with fleet as running_fleet:
         yield running_fleet
 
@@ -118,12 +117,9 @@ def simulated_fleet(spec: SimulatedEngines, directory: Path) -> Iterator[Fleet]:
 
 
 @contextmanager
-def real_fleet(spec: RealEngines, vllm: Path, directory: Path) -> Iterator[Fleet]:
+def real_fleet(spec: RealEngines, directory: Path) -> Iterator[Fleet]:
     """Start vLLM on the CPU, with SmolLM2. Raises BenchError when an engine does not start."""
-    if not vllm.is_file():
-        raise BenchError(
-            f"{vllm}: not there; fix: scripts/install_vllm.sh, and INFERWAY_VLLM_VENV=/its/venv"
-        )
+    vllm = of_vllm("vllm")
     model = str(prepare_smollm2(weights=True))
     with ExitStack() as stack:
         started = []

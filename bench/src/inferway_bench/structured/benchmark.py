@@ -13,7 +13,6 @@ first: a machine that becomes slower is so for all of them.
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,7 +26,7 @@ import msgspec
 from inferway.errors import SpecError
 from inferway_bench.flags import flag, unpacked
 from inferway_bench.harness import Benchmark
-from inferway_bench.processes import BenchError, JsonWorker, OnStep, in_turn, with_sources
+from inferway_bench.processes import BenchError, JsonWorker, OnStep, in_turn, of_vllm, with_sources
 from inferway_bench.rows import Column, Findings, Row, Table, Value
 from inferway_bench.structured.worker import BESIDE_ENGINE, OURS, SYSTEMS, vocabulary_of
 from inferway_sim.prepare import PACKAGED_SMOLLM2
@@ -64,7 +63,7 @@ class StructuredPlan(msgspec.Struct, frozen=True):
 
 def measure(plan: StructuredPlan, on_step: OnStep) -> Findings:
     """Judge every schema by every system. Raises BenchError, with the cure."""
-    engine = _engine()
+    engine = of_vllm("python")  # which has xgrammar, too
     on_step("tokenizing")
     tokenize = vocabulary_of(str(PACKAGED_SMOLLM2)).ll_tokenizer.tokenize_str
     cases = read(plan.file, tokenize, plan.max_tokens, plan.max_schemas)
@@ -87,16 +86,6 @@ def measure(plan: StructuredPlan, on_step: OnStep) -> Findings:
     return Findings(
         rows=list(rows_of(cases, answers)), about=[about], facts={"schemas": len(cases)}
     )
-
-
-def _engine() -> Path:
-    """The Python that has vLLM and xgrammar."""
-    python = Path(os.environ.get("INFERWAY_VLLM_VENV", "/nowhere"), "bin", "python")
-    if not python.is_file():
-        raise BenchError(
-            "xgrammar is measured where vLLM is installed; fix: INFERWAY_VLLM_VENV=/its/venv"
-        )
-    return python
 
 
 def judge(name: str, python: Path, plan: StructuredPlan) -> JsonWorker:
