@@ -35,11 +35,10 @@ from inferway.kv.index.memory import MemoryIndex
 from inferway.kv.index.protocol import Clear
 from inferway.prompts.freed_memory import give_back_large
 from inferway.tasks import TimeSlice
-from inferway_bench.engine_events import endless_events, payload
+from inferway_bench.index.engine import BLOCKS, endless_payloads
 
 ENGINES = 8
 BLOCK_SIZE = 16
-BLOCKS, CHAIN = 16, 32  # of an event, and events of a prompt
 SNAPSHOT_SECONDS = 5.0  # more often than the gateway
 TICK_SECONDS = 0.001
 
@@ -97,8 +96,7 @@ class Followed:
         self.index = index
         self.blocks = EngineBlocks(number, BLOCK_SIZE, holdings=index)
         self.applier = EventApplier(self.blocks, holdings=index)
-        events = endless_events(BLOCK_SIZE, number, CHAIN, BLOCKS)
-        self.payloads = (payload(stored, BLOCK_SIZE) for stored in events)
+        self.payloads = endless_payloads(BLOCK_SIZE, number)
         self.seq = 0
         self.turn = asyncio.Lock()  # no event while a snapshot is taken
 

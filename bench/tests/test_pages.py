@@ -109,11 +109,11 @@ def test_what_is_measured_is_there() -> None:
 def test_commits_to_what_was_measured_count_and_others_do_not(checkout: Path) -> None:
     at = changed(checkout, "src/inferway/kv/index/a.py", "1")
     machine = {"date": "2026-11-21 10:00", "commit": at[:12]}
-    changed(checkout, "docs/results/scale.json", json.dumps({"machine": machine}) + "\n{}\n")
+    changed(checkout, "docs/results/index.json", json.dumps({"machine": machine}) + "\n{}\n")
     changed(checkout, "src/inferway/kv/index/a.py", "2")
     changed(checkout, "src/inferway/http/b.py", "1")
 
-    assert ages(checkout / "docs") == [Age("scale", "2026-11-21 10:00", at[:12], 1)]
+    assert ages(checkout / "docs") == [Age("index", "2026-11-21 10:00", at[:12], 1)]
 
 
 @pytest.mark.tools
@@ -131,8 +131,8 @@ def test_without_a_history_it_is_not_known(tmp_path: Path) -> None:
     results = tmp_path / "docs" / "results"
     results.mkdir(parents=True)
     machine = {"date": "2026-11-21 10:00", "commit": "0123456789ab"}
-    (results / "scale.json").write_text(json.dumps({"machine": machine}))
+    (results / "index.json").write_text(json.dumps({"machine": machine}))
 
     told = list(lines(ages(tmp_path / "docs")))
 
-    assert told[1].split() == ["scale", "2026-11-21", "10:00", "0123456789ab", "not", "known"]
+    assert told[1].split() == ["index", "2026-11-21", "10:00", "0123456789ab", "not", "known"]

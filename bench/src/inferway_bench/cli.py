@@ -45,6 +45,9 @@ COMMANDS = {
         "inferway_bench.dataplane.benchmark", "dataplane",
         "Measure the data plane's CPU time, latency and memory.",
     ),
+    "index": (
+        "inferway_bench.index.benchmark", "index", "Measure the index beside Dynamo's RadixTree.",
+    ),
     "structured": (
         "inferway_bench.structured.benchmark", "structured",
         "Measure structured output beside four libraries.",

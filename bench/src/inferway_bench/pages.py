@@ -133,6 +133,7 @@ MEASURED: dict[str, tuple[str, ...]] = {
     "fidelity": (f"{_SRC}/prompts",),
     "fleet_tokens": _PROMPTS,
     "fuzz": (f"{_SRC}/http", f"{_SRC}/upstream", "src/inferway_llmd/ext_proc"),
+    "index": _INDEX,
     "killed_prefill": (*_CHOICE, f"{_SRC}/http", f"{_SRC}/upstream"),
     "kv_transfer": _SIMULATED,
     "peers": _SERVED,

@@ -30,9 +30,9 @@ from inferway.prompts.render_requests import GetOrCreateTokenizerKeyRequest, Ren
 from inferway.prompts.renderer import Renderer
 from inferway_bench import conversations
 from inferway_bench.dataplane.benchmark import LONG, PLAIN
-from inferway_bench.engine_events import endless_events, step
 from inferway_bench.flags import flag
 from inferway_bench.harness import Benchmark
+from inferway_bench.index.engine import endless_events, step
 from inferway_bench.machine import Machine, this_machine, times_as_slow
 from inferway_bench.peers.fleets import simulated_fleet
 from inferway_bench.peers.plan import SimulatedEngines

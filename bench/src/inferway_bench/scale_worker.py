@@ -54,14 +54,8 @@ from inferway.routing.director import Director
 from inferway.routing.match import Matcher
 from inferway.scheduling.load import load_scheduling
 from inferway_bench.cpu import resident_bytes
-from inferway_bench.engine_events import (
-    VOCABULARY,
-    FollowedEngine,
-    Stored,
-    endless_events,
-    payload,
-    step,
-)
+from inferway_bench.index.engine import FollowedEngine, endless_events, payload, step
+from inferway_bench.index.worker import VOCABULARY, Stored
 
 MODEL = "m"
 _SKIPPED = 3  # rounds that warm up

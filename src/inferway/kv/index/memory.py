@@ -42,7 +42,7 @@ from inferway.metrics import Family
 from inferway.model import BlockKey, HolderId, Places
 
 # What a block held by one engine costs at most, with its share of kv/events/hash_to_key.py:
-# docs/benchmarks/scale.md has the measurement.
+# docs/benchmarks/index.md has the measurement.
 BYTES_PER_BLOCK = 250
 
 SLICE_BLOCKS = 2048  # blocks that one operation may look at besides its own: about a millisecond

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import random
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import count
+from itertools import count, islice
 from typing import cast
 
 import msgspec
@@ -15,22 +16,20 @@ from inferway.fleet.event_source import EventSource
 from inferway.fleet.subscriber import Subscription
 from inferway.fleet.zmq_subscriber import ZmqSubscriber
 from inferway.fleet.zmtp import ZmtpConnection
+from inferway.kv.events.adapters.sglang import open_batch
+from inferway.kv.events.dialect_finder import DialectFinder, DialectState
+from inferway.kv.events.event import BlockStored
 from inferway.kv.events.stream import StreamState
 from inferway.kv.index.memory import MemoryIndex
 from inferway.model import HolderId
+from inferway_bench.cpu import resident_bytes
+from inferway_bench.index.worker import VOCABULARY, Stored
 
-VOCABULARY = 128_000
+BLOCKS = 16  # of an event
+CHAIN = 32  # events of a prompt
+_SAMPLES = 60
 _ENCODER = msgspec.msgpack.Encoder()
 _ARRAY_AND_TOKEN = struct.Struct(">BHBI")  # 0xdc: 16 bits of length; 0xce: an integer of 32 bits
-
-
-@dataclass(frozen=True)
-class Stored:
-    """A BlockStored event of one engine."""
-
-    hashes: list[int]
-    parent: int | None
-    tokens: msgspec.Raw  # their ids, encoded
 
 
 class FollowedEngine:
@@ -47,6 +46,21 @@ class FollowedEngine:
         self.blocks = self._subscriber.blocks
         self.follower = self._subscriber.follower
         self._subscriber.connected(self._link)
+
+    def find_dialect(self, payloads: Iterable[bytes]) -> None:
+        """Find out how the blocks of these are hashed, as the gateway does beside the first events,
+        or that it is none of the ways we know, as with random hashes. From now on hashes are
+        checked."""
+        finder = DialectFinder()
+        for payload in payloads:
+            for event in open_batch(payload).decoded().events:
+                if isinstance(event, BlockStored):
+                    finder.see(event)
+            while finder.has_work:
+                finder.step(64)
+            if finder.state is not DialectState.UNKNOWN:
+                break
+        self.blocks.verify_hashes(finder)
 
     def apply(self, payloads: Iterable[bytes]) -> None:
         """Apply the next batches."""
@@ -94,6 +108,12 @@ def _batch(events: Sequence[Mapping[str, object]]) -> bytes:
     return _ENCODER.encode([1700000000.5, events, 0])
 
 
+def endless_payloads(block_size: int, seed: int, chain: int = CHAIN) -> Iterator[bytes]:
+    """Return batches that store BLOCKS new blocks each, `chain` of them to a prompt."""
+    made = endless_events(block_size, seed, chain, BLOCKS)
+    return (payload(stored, block_size) for stored in made)
+
+
 def endless_events(block_size: int, seed: int, chain: int, blocks: int) -> Iterator[Stored]:
     """Return events of `blocks` new blocks each, `chain` of them to a prompt.
 
@@ -116,3 +136,25 @@ def endless_events(block_size: int, seed: int, chain: int, blocks: int) -> Itera
             parent = hashes[-1]
 
     return made()
+
+
+def bytes_of_a_block(num_blocks: int, block_size: int, seed: int) -> float:
+    """Return the resident bytes of a block, everything included, at the peak of the growth beyond
+    its twentieth. The process has done nothing else."""
+    index = MemoryIndex()
+    engine = FollowedEngine(0, block_size, index)
+    engine.find_dialect(endless_payloads(block_size, seed + 1, chain=1))
+    stream = endless_payloads(block_size, seed)
+    engine.apply(islice(stream, CHAIN))  # what is made once
+    index.apply(engine.blocks.forget())
+    gc.collect()
+    gc.freeze()  # as the gateway does when it has started
+    before, peak, stored = resident_bytes(os.getpid()), 0.0, 0
+    step = max(1, num_blocks // _SAMPLES // BLOCKS)
+    while stored < num_blocks:
+        engine.apply(islice(stream, step))
+        stored += step * BLOCKS
+        if stored >= num_blocks / 20:
+            peak = max(peak, (resident_bytes(os.getpid()) - before) / stored)
+    assert index.num_blocks(0) == engine.blocks.num_blocks == stored
+    return peak
