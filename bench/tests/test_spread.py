@@ -12,17 +12,10 @@ from inferway_bench.spread import (
     _percentile,
     mean_interval,
     median_interval,
-    quartiles,
     ratio_of_medians,
 )
 
 times = st.lists(st.floats(1, 1e6), min_size=1, max_size=30)
-
-
-def test_quartiles_of_five_values_are_the_second_third_and_fourth() -> None:
-    q = quartiles([5, 1, 4, 2, 3])
-
-    assert (q.low, q.value, q.high) == (2, 3, 4)
 
 
 @given(times)

@@ -40,10 +40,6 @@ COMMANDS = {
     "simulate": (
         "inferway_bench.simulate.report", "simulate", "Replay traces on a simulated fleet.",
     ),
-    "what-if": (
-        "inferway_bench.whatif.proven", "what_if",
-        "Compare what inferway what-if says with what came true.",
-    ),
     "scale": ("inferway_bench.scale", "scale", "Measure how many engines one process can serve."),
     "dataplane": (
         "inferway_bench.dataplane.benchmark", "dataplane",
@@ -71,7 +67,7 @@ COMMANDS = {
 def bench() -> None:
     """Measure gateways, engines and routing policies.
 
-    The commands compare, load, simulate and what-if are for users. The others measure Inferway
+    The commands compare, load and simulate are for users. The others measure Inferway
     itself, for its maintainers."""
 
 

@@ -125,16 +125,19 @@ def _of_first_cpu(cpuinfo: str, name: str) -> str | None:
 
 
 def _commit() -> str:
-    commit = _git("rev-parse", "--short=12", "HEAD")
+    here = Path(__file__).parent
+    commit = git(here, "rev-parse", "--short=12", "HEAD")
     if commit is None:
         return "not a git checkout"
-    return f"{commit}+changes" if _git("status", "--porcelain", "--", ":/src") else commit
+    return f"{commit}+changes" if git(here, "status", "--porcelain", "--", ":/src") else commit
 
 
-def _git(*arguments: str) -> str | None:
-    command = ["git", "-C", str(Path(__file__).parent), *arguments]
+def git(checkout: Path, *words: str) -> str | None:
+    """Return what git says of a checkout; None if there is no git, or no such history."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    except FileNotFoundError:  # no git on this machine
+        done = subprocess.run(
+            ["git", "-C", str(checkout), *words], capture_output=True, text=True, check=False
+        )
+    except OSError:
         return None
     return done.stdout.strip() if done.returncode == 0 else None

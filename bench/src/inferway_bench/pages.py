@@ -5,12 +5,12 @@ then that touched the code that it measures."""
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from inferway_bench.machine import git
 from inferway_bench.processes import BenchError
 from inferway_bench.rows import Run, table_lines
 
@@ -150,7 +150,6 @@ MEASURED: dict[str, tuple[str, ...]] = {
     "scale": (*_INDEX, f"{_SRC}/fleet", f"{_SRC}/cluster"),
     "soak": _SERVED,
     "structured": ("structured/src",),
-    "what_if": (*_SIMULATED, f"{_BENCH}/whatif"),
 }
 
 
@@ -182,8 +181,8 @@ def lines(found: Sequence[Age]) -> Iterator[str]:
 
 def _age(path: Path, checkout: Path) -> Age:
     found = _head(path)
-    written = _git(checkout, "log", "-1", "--format=%as %h", "--", str(path.resolve())) or ""
-    date, _, commit = written.strip().partition(" ")  # of a result that does not say it itself
+    written = git(checkout, "log", "-1", "--format=%as %h", "--", str(path.resolve())) or ""
+    date, _, commit = written.partition(" ")  # of a result that does not say it itself
     machine = found.get("machine") or {"date": found.get("date", date), "commit": commit}
     date, commit = machine["date"], machine["commit"]
     return Age(
@@ -206,18 +205,7 @@ def _commits(checkout: Path, commit: str, date: str, paths: Sequence[str]) -> in
     known = commit.partition("+")[0]
     ranges = [[f"{known}..HEAD"]] * bool(known) + [[f"--since={date} +0000", "HEAD"]] * bool(date)
     for since in ranges if paths else []:
-        told = _git(checkout, "rev-list", "--count", *since, "--", *paths)
+        told = git(checkout, "rev-list", "--count", *since, "--", *paths)
         if told is not None:
             return int(told)
     return None
-
-
-def _git(checkout: Path, *words: str) -> str | None:
-    """What git says; None if there is none, or no such history."""
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(checkout), *words], capture_output=True, text=True, check=False
-        )
-    except OSError:
-        return None
-    return done.stdout if done.returncode == 0 else None

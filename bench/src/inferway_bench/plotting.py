@@ -55,7 +55,6 @@ class Plot:
     title: str = ""
     factor: float = 1.0  # the values are drawn in another unit
     mean: bool = False  # repeats are drawn as their mean with its interval; else as their median
-    log_x: bool = False
     log_y: bool = False
     most: float | None = None  # the axis ends there
     levels: Mapping[str, float | str] = field(default_factory=dict)
@@ -210,19 +209,17 @@ def _draw(axes: Any, panel: Panel) -> None:
 def _scale(axes: Any, panel: Panel) -> None:
     from matplotlib.ticker import LogLocator, NullLocator
 
-    if panel.plot.log_x:
-        axes.set_xscale("log")
     if panel.plot.log_y:
         axes.set_yscale("log")
     if panel.plot.most is not None:
         axes.set_ylim(top=panel.plot.most)
-    for is_log, axis in ((panel.plot.log_x, axes.xaxis), (panel.plot.log_y, axes.yaxis)):
-        if is_log:
-            least, most = axis.get_view_interval()
-            has_room = most <= least * 10**_FEW_DECADES
-            axis.set_major_locator(LogLocator(subs=(1, 2, 5) if has_room else (1,)))
-            axis.set_minor_locator(NullLocator())
-            axis.set_major_formatter(lambda value, _: f"{value:,g}")
+    if panel.plot.log_y:
+        axis = axes.yaxis
+        least, most = axis.get_view_interval()
+        has_room = most <= least * 10**_FEW_DECADES
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5) if has_room else (1,)))
+        axis.set_minor_locator(NullLocator())
+        axis.set_major_formatter(lambda value, _: f"{value:,g}")
     if panel.ticks:
         turn = {"rotation": 20, "ha": "right"} if len("".join(panel.ticks)) > _TICK_LETTERS else {}
         axes.set_xticks(range(len(panel.ticks)), panel.ticks, **turn)

@@ -21,7 +21,6 @@ from tempfile import TemporaryFile
 from typing import Any, Self, TypeVar
 
 from inferway.errors import InferwayError
-from inferway_bench.cpu import resident_bytes
 
 OnStep = Callable[..., None]
 """Called with what is under way, and how much of it is done, and of how much, where that is known:
@@ -164,6 +163,16 @@ def install_venv(
     return venv
 
 
+def of_vllm(program: str) -> Path:
+    """Return a program of the virtual environment that has vLLM. Raises BenchError without it."""
+    path = Path(os.environ.get("INFERWAY_VLLM_VENV", "/nowhere"), "bin", program)
+    if not path.is_file():
+        raise BenchError(
+            f"{path}: not there; fix: scripts/install_vllm.sh, and INFERWAY_VLLM_VENV=/its/venv"
+        )
+    return path
+
+
 def _run(command: list[str], cure: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
@@ -237,11 +246,6 @@ class JsonWorker:
         if not line:
             raise self._ended()
         return json.loads(line)
-
-    @property
-    def resident_bytes(self) -> int:
-        """The resident memory of the process and its children."""
-        return resident_bytes(self._process.pid)
 
     def _ended(self) -> BenchError:
         status = self._process.wait()

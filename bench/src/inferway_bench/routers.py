@@ -416,6 +416,11 @@ def total(metrics: Counters, name: str) -> float:
     return sum(value for key, value in metrics.items() if key.partition("{")[0] == name)
 
 
+def under_way(metrics: Counters) -> float:
+    """Return the number of requests that a vLLM engine runs or keeps waiting."""
+    return sum(total(metrics, f"vllm:num_requests_{of}") for of in ("running", "waiting"))
+
+
 def by_label(metrics: Counters, name: str, label: str) -> dict[str, float]:
     """Return the sums of a metric by the value of one of its labels."""
     found: dict[str, float] = {}

@@ -26,7 +26,6 @@ from inferway_bench.spread import (
     Interval,
     mean_interval,
     median_interval,
-    quartiles,
     shown_number,
 )
 
@@ -149,9 +148,7 @@ def _lines(text: bytes) -> Iterator[dict[str, Any]]:
     return (msgspec.json.decode(line, type=dict[str, Any]) for line in text.splitlines())
 
 
-Shown = Literal[
-    "median", "mean alone", "most", "sum", "value", "range", "quartiles", "interval", "mean"
-]
+Shown = Literal["median", "mean alone", "most", "sum", "value", "range", "interval", "mean"]
 
 _SUMMARIES: dict[Shown, Callable[[list[float]], float | Interval]] = {
     "median": median,
@@ -160,7 +157,6 @@ _SUMMARIES: dict[Shown, Callable[[list[float]], float | Interval]] = {
     "sum": sum,
     "value": median,
     "range": lambda values: Interval(median(values), min(values), max(values)),
-    "quartiles": quartiles,
     "interval": median_interval,
     "mean": mean_interval,
 }
@@ -169,7 +165,7 @@ _SUMMARIES: dict[Shown, Callable[[list[float]], float | Interval]] = {
 @dataclass(frozen=True)
 class Column:
     """The values of one name. `form` writes a number; of repeats, `shown` says what is written: the
-    median, the mean, the most or the sum alone, the median with the range, the quartiles or a 95 %
+    median, the mean, the most or the sum alone, the median with the range or a 95 %
     interval, or the mean with a 95 % interval. "value" leaves the bounds of an interval out."""
 
     name: str

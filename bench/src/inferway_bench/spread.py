@@ -1,4 +1,4 @@
-"""Statistics of repeated measurements: quartiles, and how far a ratio or a mean can be trusted; the
+"""Statistics of repeated measurements: how far a ratio or a mean can be trusted; the
 form in which they are written, `value (low to high)`.
 
 Intervals are percentile bootstraps (Efron 1979): the data is drawn anew from itself many times,
@@ -50,12 +50,6 @@ def three_digits(value: float) -> str:
     size = abs(value)
     digits = 0 if size >= 99.95 else 1 if size >= 9.995 else 2
     return f"{value:,.{digits}f}"
-
-
-def quartiles(values: Sequence[float]) -> Interval:
-    """Return the median, and the quartiles around it."""
-    low, middle, high = np.percentile(np.array(values), (25, 50, 75))
-    return Interval(float(middle), float(low), float(high))
 
 
 def ratio_of_medians(above: Sequence[float], below: Sequence[float]) -> Interval:

@@ -92,13 +92,13 @@ def test_a_judge_asks_its_worker_one_schema_after_the_other(tmp_path: Path) -> N
 
 
 def test_a_worker_that_ends_is_told_with_what_it_said(tmp_path: Path) -> None:
-    plan = StructuredPlan(file=tmp_path, model=tmp_path)
+    plan = StructuredPlan(file=tmp_path)
 
     with (
-        judge("inferway", Path(sys.executable), plan) as worker,
+        judge("nobody", Path(sys.executable), plan) as worker,
         pytest.raises(BenchError) as caught,
     ):
         worker.read()
 
-    assert "inferway: its worker ended with 1" in str(caught.value)
-    assert "tokenizer.json" in str(caught.value)
+    assert "nobody: its worker ended with 1" in str(caught.value)
+    assert "KeyError: 'nobody'" in str(caught.value)

@@ -74,11 +74,11 @@ def test_the_fewest_engines_are_found_from_wherever_one_begins(fewest: int, firs
         asked.extend(numbers)
         return {number: [told(1_000.0 * fewest / number)] for number in numbers}
 
-    found = sized(parse_slo("p90<1s"), first, ask, {})
+    found = sized(parse_slo("p90<1s"), first, ask)
 
     assert found.fewest == fewest
     assert len(asked) == len(set(asked)) <= 25
-    assert all(holds(found.runs[n], parse_slo("p90<1s"), {}) == (n >= fewest) for n in found.runs)
+    assert all(holds(found.runs[n], parse_slo("p90<1s")) == (n >= fewest) for n in found.runs)
 
 
 def test_what_no_number_of_engines_holds_is_given_up_soon() -> None:
@@ -86,15 +86,15 @@ def test_what_no_number_of_engines_holds_is_given_up_soon() -> None:
         assert max(numbers) <= 16
         return {number: [told(2_000.0)] for number in numbers}
 
-    assert sized(parse_slo("p90<1s"), 4, ask, {}).fewest is None
+    assert sized(parse_slo("p90<1s"), 4, ask).fewest is None
 
 
 def test_every_limit_must_hold_with_the_margin() -> None:
     limits = parse_slo("p50<500ms, p99<=2.5s")
 
-    assert holds([told(1_000.0)], limits, {})
+    assert holds([told(1_000.0)], limits)
     assert not holds([told(1_000.0)], limits, {"ttft_p99": 1.3})
-    assert not holds([told(1_100.0)], limits, {})
+    assert not holds([told(1_100.0)], limits)
 
 
 @pytest.mark.parametrize("text", ["", "p90", "p90<1", "p95<1s", "p90>1s", "p90<1s;p50<1s", "x"])

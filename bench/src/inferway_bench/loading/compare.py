@@ -41,7 +41,7 @@ from inferway_bench.loading.plan import SERVER, Sent
 from inferway_bench.loading.run import Source, ask_models, source_of, target_of
 from inferway_bench.plotting import Chart, Plot
 from inferway_bench.processes import BenchError, OnStep, get, request, wait_until
-from inferway_bench.routers import Counters, read_metrics, total
+from inferway_bench.routers import Counters, read_metrics, total, under_way
 from inferway_bench.rows import Column, Findings, Key, Row, Table, Value
 from inferway_bench.spread import three_digits
 
@@ -298,18 +298,13 @@ def _forget(engines: Sequence[str]) -> bool:
     one that does not become idle."""
     for url in engines:
         what = f"--engine {url}: waiting until only this run uses it (fix: no other traffic)"
-        wait_until(lambda url=url: not _running(url), what)  # type: ignore[misc]
+        wait_until(lambda url=url: not under_way(_metrics(url)), what)  # type: ignore[misc]
     try:
         for url in engines:
             request(f"{url}/reset_prefix_cache", b"")
     except BenchError:  # not in development mode
         return False
     return True
-
-
-def _running(url: str) -> float:
-    metrics = _metrics(url)
-    return sum(total(metrics, f"vllm:num_requests_{of}") for of in ("running", "waiting"))
 
 
 def _counted(engines: Sequence[str]) -> list[float]:

@@ -4,7 +4,6 @@ in front of them, one after the other, and what each load was like."""
 from __future__ import annotations
 
 import json
-import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,16 +21,18 @@ import uvloop
 from inferway_bench.cpu import cpu_seconds, resident_bytes
 from inferway_bench.loading.answers import Sample
 from inferway_bench.loading.client import Target
-from inferway_bench.loading.drive import Driven, Pacing, drive, without_collections
+from inferway_bench.loading.drive import Pacing, drive, without_collections
 from inferway_bench.loading.generated import Session
 from inferway_bench.machine import CPUINFO, vllm_dtype
-from inferway_bench.peers.plan import ChatSpec, RealEngines, Scenario, SimulatedEngines, chats
+from inferway_bench.peers.plan import RealEngines, Scenario, SimulatedEngines, chats
 from inferway_bench.processes import (
     BenchError,
     OnStep,
     answers,
     free_port,
     get,
+    in_turn,
+    of_vllm,
     request,
     running,
     wait_until,
@@ -44,7 +45,7 @@ from inferway_bench.routers import (
     read_metrics,
     running_router,
     since,
-    total,
+    under_way,
 )
 from inferway_sim.prepare import prepare_smollm2
 
@@ -80,8 +81,7 @@ class Fleet:
 
 
 def _is_idle(url: str) -> bool:
-    metrics = read_metrics(get(f"{url}/metrics").decode())
-    return not any(total(metrics, f"vllm:num_requests_{of}") for of in ("running", "waiting"))
+    return not under_way(read_metrics(get(f"{url}/metrics").decode()))
 
 
 @contextmanager
@@ -94,8 +94,7 @@ def started(
     if isinstance(engines, SimulatedEngines):
         fleet = simulated_fleet(engines, directory)
     else:
-        vllm = Path(os.environ.get("INFERWAY_VLLM_VENV", "/nowhere"), "bin", "vllm")
-        fleet = real_fleet(engines, vllm, directory)
+        fleet = real_fleet(engines, directory)
     with fleet as running_fleet:
         yield running_fleet
 
@@ -118,12 +117,9 @@ def simulated_fleet(spec: SimulatedEngines, directory: Path) -> Iterator[Fleet]:
 
 
 @contextmanager
-def real_fleet(spec: RealEngines, vllm: Path, directory: Path) -> Iterator[Fleet]:
+def real_fleet(spec: RealEngines, directory: Path) -> Iterator[Fleet]:
     """Start vLLM on the CPU, with SmolLM2. Raises BenchError when an engine does not start."""
-    if not vllm.is_file():
-        raise BenchError(
-            f"{vllm}: not there; fix: scripts/install_vllm.sh, and INFERWAY_VLLM_VENV=/its/venv"
-        )
+    vllm = of_vllm("vllm")
     model = str(prepare_smollm2(weights=True))
     with ExitStack() as stack:
         started = []
@@ -183,43 +179,27 @@ _TIMEOUT = 120.0  # seconds that an answer may take
 _WARM_UP_SEED = 2_000  # of chats that are not measured
 
 
-@dataclass(frozen=True, slots=True)
-class Standing(RunningRouter):
-    """A router that runs in front of a fleet."""
-
-    def carry(self, sessions: Sequence[Session]) -> Driven:
-        """Send `sessions` at their times, and wait for the answers."""
-        target = Target(self.place.url, timeout=_TIMEOUT)
-        with without_collections():
-            return uvloop.run(drive(target, sessions, Pacing(), model=MODEL))
-
-    def warm_up(self, spec: ChatSpec, seed: int, rate: float, requests: int) -> None:
-        """Send the first `requests` of chats that are like those of `seed`, but other ones."""
-        self.carry(chats(spec, _WARM_UP_SEED + seed, f"warm-{seed}", rate, requests))
-
-    def figures(self, requests: int, sessions: Sequence[Session]) -> dict[str, float]:
-        """Send `sessions`, which have this number of requests, and return figures of their answers,
-        and the CPU time of the router for each request and its memory. Raises BenchError if no
-        request was answered."""
-        before = cpu_seconds(self.pid)
-        samples = self.carry(sessions).samples
-        used = cpu_seconds(self.pid) - before
-        if not any(sample.ok for sample in samples):
-            said = next((s.detail or s.error for s in samples), "")
-            raise BenchError(f"{self.label}: no request was answered: {said}")
-        found = figures(requests, samples)
-        found["cpu_ms"] = round(used * 1e3 / (requests - found["errors"]), 4)
-        found["mib"] = round(resident_bytes(self.pid) / 2**20, 1)
-        return found
+def carry(one: RunningRouter, sessions: Sequence[Session]) -> Sequence[Sample]:
+    """Send `sessions` through a router at their times, and return what its answers were like."""
+    with without_collections():
+        target = Target(one.url, timeout=_TIMEOUT)
+        return uvloop.run(drive(target, sessions, Pacing(), model=MODEL)).samples
 
 
-@contextmanager
-def standing(router: Router, fleet: Fleet, directory: Path) -> Iterator[Standing]:
-    """Start `router` in front of `fleet`, its files in `directory`, and wait until it is ready.
-    Raises BenchError when it does not start."""
-    place = place_for(fleet.engines, MODEL, directory, fleet.block_size)
-    with running_router(router, place, router.is_ready) as one:
-        yield Standing(one.router, one.place, one.pid)
+def measured(one: RunningRouter, requests: int, sessions: Sequence[Session]) -> dict[str, float]:
+    """Send `sessions`, which have this number of requests, and return figures of their answers, and
+    the CPU time of the router for each request and its memory. Raises BenchError if no request was
+    answered."""
+    before = cpu_seconds(one.pid)
+    samples = carry(one, sessions)
+    used = cpu_seconds(one.pid) - before
+    if not any(sample.ok for sample in samples):
+        said = next((s.detail or s.error for s in samples), "")
+        raise BenchError(f"{one.label}: no request was answered: {said}")
+    found = figures(requests, samples)
+    found["cpu_ms"] = round(used * 1e3 / (requests - found["errors"]), 4)
+    found["mib"] = round(resident_bytes(one.pid) / 2**20, 1)
+    return found
 
 
 class Cell(NamedTuple):
@@ -249,23 +229,24 @@ class RouterTrials:
         """Measure every router, load and seed."""
         total = len(routers) * len(loads) * seeds
         for seed in range(seeds):
-            first = seed % len(routers)
-            for router in [*routers[first:], *routers[:first]]:
-                place = self.directory / f"{seed}-{routers.index(router)}"
-                with standing(router, self.fleet, place) as one:
+            for router in in_turn(routers, seed):
+                directory = self.directory / f"{seed}-{routers.index(router)}"
+                place = place_for(self.fleet.engines, MODEL, directory, self.fleet.block_size)
+                with running_router(router, place, router.is_ready) as one:
                     self._measure_loads(one, seed, loads, rate, total)
 
     def _measure_loads(
-        self, one: Standing, seed: int, loads: Sequence[float], rate: float, total: int
+        self, one: RunningRouter, seed: int, loads: Sequence[float], rate: float, total: int
     ) -> None:
         self.on_step(f"warming up {one.label}")
-        one.warm_up(self.scenario.chats, seed, rate, self.scenario.warm_up_requests)
+        spec, first = self.scenario.chats, self.scenario.warm_up_requests
+        carry(one, chats(spec, _WARM_UP_SEED + seed, f"warm-{seed}", rate, first))
         before = one.router.counters(one.place)
         for load in loads:
             self.on_step(f"{one.label} at {load:.0%}, seed {seed}", len(self.cells), total)
             self.fleet.reset()
-            spec = self.scenario.chats
-            found = one.figures(spec.requests, chats(spec, seed, f"{seed}-{load:g}", load * rate))
+            sessions = chats(spec, seed, f"{seed}-{load:g}", load * rate)
+            found = measured(one, spec.requests, sessions)
             self.cells.append(Cell(one.label, load, seed, one.router.is_ours, found))
         counted = since(before, one.router.counters(one.place))
         self.evidence[one.label] = one.router.evidence(counted)

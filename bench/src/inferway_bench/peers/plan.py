@@ -56,7 +56,6 @@ class SimulatedEngines(msgspec.Struct, frozen=True, tag="simulated"):
     inter_token_ms: float = 20.0
     max_num_seqs: int = 32
     time_factor_under_load: float = 2.0
-    prefills_in_turn: bool = True  # one prompt at a time
 
     @property
     def about(self) -> str:
@@ -74,8 +73,7 @@ class SimulatedEngines(msgspec.Struct, frozen=True, tag="simulated"):
         return [
             *("--block-size", str(self.block_size), "--kv-cache-size", str(self.blocks)),
             *("--prefill-time-per-token", f"{self.prefill_us_per_token:g}us"),
-            *(["--prefill-in-turn"] if self.prefills_in_turn else []),
-            *("--inter-token-latency", f"{self.inter_token_ms:g}ms"),
+            *("--prefill-in-turn", "--inter-token-latency", f"{self.inter_token_ms:g}ms"),
             *("--max-num-seqs", str(self.max_num_seqs), "--max-model-len", "4096"),
             *("--time-factor-under-load", f"{self.time_factor_under_load:g}"),
         ]

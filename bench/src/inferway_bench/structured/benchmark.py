@@ -13,7 +13,6 @@ first: a machine that becomes slower is so for all of them.
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,7 +26,7 @@ import msgspec
 from inferway.errors import SpecError
 from inferway_bench.flags import flag, unpacked
 from inferway_bench.harness import Benchmark
-from inferway_bench.processes import BenchError, JsonWorker, OnStep, in_turn, with_sources
+from inferway_bench.processes import BenchError, JsonWorker, OnStep, in_turn, of_vllm, with_sources
 from inferway_bench.rows import Column, Findings, Row, Table, Value
 from inferway_bench.structured.worker import BESIDE_ENGINE, OURS, SYSTEMS, vocabulary_of
 from inferway_sim.prepare import PACKAGED_SMOLLM2
@@ -55,31 +54,18 @@ class StructuredPlan(msgspec.Struct, frozen=True):
     """The plan of a run."""
 
     file: Annotated[Path, flag("", is_argument=True)]
-    model: Annotated[
-        Path | None,
-        flag(
-            "Use the tokens of the model in this directory, which has its tokenizer.json and "
-            "config.json. The default is SmolLM2's tokenizer, which is installed with Inferway."
-        ),
-    ] = None
     compile_seconds: float = 20.0  # a compile that takes longer is a failure
     outlines_seconds: float = 10.0  # the same, for what takes longer most often
     memory_gib: int = 12  # of a worker's address space
     max_tokens: int = 4_000  # instances that are longer are left out
     max_schemas: int | None = None
 
-    @property
-    def model_directory(self) -> Path:
-        return self.model or PACKAGED_SMOLLM2
-
 
 def measure(plan: StructuredPlan, on_step: OnStep) -> Findings:
     """Judge every schema by every system. Raises BenchError, with the cure."""
-    engine, model = _engine(), plan.model_directory
-    if not (model / "tokenizer.json").is_file():
-        raise BenchError(f"{model}: no tokenizer.json; fix: --model with a model's directory")
+    engine = of_vllm("python")  # which has xgrammar, too
     on_step("tokenizing")
-    tokenize = vocabulary_of(str(model)).ll_tokenizer.tokenize_str
+    tokenize = vocabulary_of(str(PACKAGED_SMOLLM2)).ll_tokenizer.tokenize_str
     cases = read(plan.file, tokenize, plan.max_tokens, plan.max_schemas)
     answers: dict[str, list[Answer]] = {name: [] for name in SYSTEMS}
     versions: dict[str, str] = {}
@@ -96,27 +82,17 @@ def measure(plan: StructuredPlan, on_step: OnStep) -> Findings:
             for worker in in_turn(workers, done):
                 answers[worker.name].append(worker.ask(msgspec.to_builtins(case)))
     words = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
-    about = f"{len(cases)} schemas of {plan.file.name}, tokens of {model.name}; {words}."
+    about = f"{len(cases)} schemas of {plan.file.name}, tokens of {PACKAGED_SMOLLM2.name}; {words}."
     return Findings(
         rows=list(rows_of(cases, answers)), about=[about], facts={"schemas": len(cases)}
     )
-
-
-def _engine() -> Path:
-    """The Python that has vLLM and xgrammar."""
-    python = Path(os.environ.get("INFERWAY_VLLM_VENV", "/nowhere"), "bin", "python")
-    if not python.is_file():
-        raise BenchError(
-            "xgrammar is measured where vLLM is installed; fix: INFERWAY_VLLM_VENV=/its/venv"
-        )
-    return python
 
 
 def judge(name: str, python: Path, plan: StructuredPlan) -> JsonWorker:
     """Return the worker of a system. It says the versions of its libraries when it is ready, and
     then answers each case."""
     seconds = plan.outlines_seconds if name.startswith("outlines") else plan.compile_seconds
-    words = (name, plan.model_directory, seconds, plan.memory_gib)
+    words = (name, PACKAGED_SMOLLM2, seconds, plan.memory_gib)
     command = [python, "-m", "inferway_bench.structured.worker", *words]
     return JsonWorker(name, command, with_sources())
 

@@ -222,7 +222,7 @@ class Sized(NamedTuple):
 
 
 def holds(
-    runs: Sequence[ReplayFigures], limits: Sequence[Limit], margin: Mapping[str, float]
+    runs: Sequence[ReplayFigures], limits: Sequence[Limit], margin: Mapping[str, float] = {}
 ) -> bool:
     """Return whether all limits are held, on average over seeds, by figures that are so many times
     as large as they were simulated."""
@@ -231,15 +231,14 @@ def holds(
     )
 
 
-def sized(limits: Sequence[Limit], first: int, ask: Ask, margin: Mapping[str, float]) -> Sized:
-    """Look for the fewest engines from `first` on, up or down. `ask` simulates numbers of engines;
-    `margin` is how far off the model may be."""
+def sized(limits: Sequence[Limit], first: int, ask: Ask) -> Sized:
+    """Look for the fewest engines, from `first` up or down. `ask` simulates numbers of engines."""
     runs: dict[int, Sequence[ReplayFigures]] = {}
 
     def is_enough(number: int) -> bool:
         if number not in runs:
             runs.update(ask([number]))
-        return holds(runs[number], limits, margin)
+        return holds(runs[number], limits)
 
     low, high = 0, first  # `low` engines are too few
     if is_enough(first):

@@ -81,7 +81,7 @@ def measure(plan: WhatIfPlan, on_step: OnStep) -> Findings:
         said = f"{', '.join(map(str, numbers))} engines"
         return dict(zip(numbers, run(asked, what=said), strict=True))
 
-    size = sized(limits, case.fleet.num_engines, ask, {}) if limits else None
+    size = sized(limits, case.fleet.num_engines, ask) if limits else None
     measured = measured_figures(replay)
     answer = _Answer(replay, fleet, base, measured, replayed, cases, runs, limits, size)
     return findings(answer, plan.seeds)
@@ -131,7 +131,7 @@ def _size_rows(answer: _Answer) -> Iterator[Row]:
     for number in answer.size.numbers:
         runs = answer.size.runs[number]
         held: dict[str, Value] = {
-            "holds": "yes" if holds(runs, answer.limits, {}) else "no",
+            "holds": "yes" if holds(runs, answer.limits) else "no",
             "cost": number * hours,
         }
         yield Row("sizes", {"engines": number}, {**_values(runs), **held})
