@@ -33,6 +33,10 @@ COMMANDS = {
     "policies-smg": (
         "inferway_bench.simulate.report", "policies_smg", "Repeat SMG's published experiment.",
     ),
+    "policies-goodput": (
+        "inferway_bench.simulate.report", "policies_goodput",
+        "Compare how many requests are answered in time.",
+    ),
     "kv-transfer": (
         "inferway_bench.simulate.report", "kv_transfer",
         "Compare when prompts are computed apart from their answers.",

@@ -16,27 +16,29 @@ from inferway_bench.policies.simulate import FleetSpec
 
 
 def bound(
-    workload: Workload, fleet: FleetSpec, outcome: Outcome, since: float, until: float
+    workload: Workload, fleet: FleetSpec, outcome: Outcome, since: float
 ) -> tuple[float, float]:
-    """Return the least mean TTFT in seconds, and the largest number of requests that keep the
-    limits, of those that arrived in `outcome` between two times: what came when depends on the
-    answers before."""
+    """Return the least mean TTFT in seconds, and the largest number of requests a second that keep
+    the limits, of the requests that arrived in `outcome` from the second `since` until the last
+    that follows no answer. Which these are depends on the policy where requests follow answers."""
     spec, limits, size = fleet.engine, fleet.limits, workload.block_tokens
     seen: set[int] = set()
-    first, work = np.zeros((2, len(workload.requests)))
+    ttft, work = np.zeros((2, len(workload.requests)))
     each_token = spec.decode_seconds + spec.step_seconds / spec.max_num_seqs
     for index in outcome.arrived.argsort().tolist():
         request = workload.requests[index]
-        blocks = request.blocks
-        cached = 0
-        while cached < len(blocks) and blocks[cached] in seen:
-            cached += 1
-        seen.update(blocks[cached:], request.answer_blocks)
+        cached = next(
+            (at for at, block in enumerate(request.blocks) if block not in seen),
+            len(request.blocks),
+        )
+        seen.update(request.blocks[cached:], request.answer_blocks)
         held = min(cached, (request.prompt_tokens - 1) // size) * size
-        first[index] = spec.idle_ttft(request.prompt_tokens, held)
+        ttft[index] = spec.idle_ttft(request.prompt_tokens, held)
         work[index] = spec.prompt_seconds(held, request.prompt_tokens)
         work[index] += (request.output_tokens - 1) * each_token
+    until = float(outcome.arrived[workload.columns.follows < 0].max())
     judged = (outcome.arrived >= since) & (outcome.arrived <= until)
-    in_time = np.sort(work[judged & (first <= limits.ttft)])
+    in_time = np.sort(work[judged & (ttft <= limits.ttft)])
     has = fleet.num_engines * (until - since + limits.ttft)
-    return float(first[judged].mean()), int(in_time.cumsum().searchsorted(has, side="right"))
+    most = int(in_time.cumsum().searchsorted(has, side="right"))
+    return float(ttft[judged].mean()), most / (until - since)

@@ -222,6 +222,12 @@ class Figures(msgspec.Struct, frozen=True):
     scatter: float  # of the requests of an engine: their standard deviation by their mean
     cpu_seconds: float  # of the simulation
     cpu_us: float  # of each request
+    # of a bound on all policies (policies.bound), if it is asked for
+    least_ttft: float = 0.0
+    most_good_rate: float = 0.0
+
+
+NO_LIMITS = Limits(math.inf, math.inf)
 
 
 @dataclass(slots=True)
@@ -243,7 +249,7 @@ class Outcome:
     cpu_seconds: float = 0.0
 
     @classmethod
-    def of(cls, count: int, limits: Limits = Limits()) -> Outcome:
+    def of(cls, count: int, limits: Limits = NO_LIMITS) -> Outcome:
         """Return that of requests of which nothing has become yet."""
         ttft, latency, arrived = np.zeros((3, count))
         engine, ended = np.zeros((2, count), np.int32)

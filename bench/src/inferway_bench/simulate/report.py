@@ -21,8 +21,10 @@ from inferway_bench.policies.catalog import (
     ALWAYS,
     DEAF,
     FULL_ALONE,
+    HELD,
     LEARNED,
     LLM_D,
+    LLM_D_NEW,
     NEVER,
     ORACLE,
     OURS,
@@ -69,6 +71,13 @@ def _about(plan: SimulatePlan) -> Iterator[str]:
         "Loads are shares of the rate in the table of traces. Between fleets it grows in "
         "proportion to the number of engines."
     )
+    if plan.capacity:
+        yield (
+            f"A request is within the limits if its first token takes {plan.ttft_limit:g} s at "
+            f"most, and the gaps between its tokens {plan.itl_limit * 1e3:g} ms on average, at "
+            "most. The rate of 100 % is where the greedy oracle keeps them for 90 % of the "
+            "requests for which an idle fleet does."
+        )
     for slow in plan.slow[1:]:
         yield f"In rows with slow: {slow} so many are {fleet.slow_factor:g} × slower (rates stay)."
     if plan.warm_up:
@@ -435,6 +444,79 @@ POLICIES_SMG = replace(
     takes="40 minutes",
 )  # fmt: skip
 
+GoodputPlan = preset(
+    "GoodputPlan",
+    trace=("mooncake", "agentic@1048576", "chats@65536"),
+    policy=("round-robin", LLM_D_NEW, ORACLE, OURS, HELD),
+    load=(0.75, 0.9, 1.1, 1.3),
+    requests=4_000,
+    seeds=3,
+    capacity=True,
+)
+
+
+def goodput_losses(run: Run) -> list[str]:
+    """Return where another policy answers more requests within the limits, or sooner below the
+    fleet's capacity, beyond chance."""
+    found = []
+    for row in run.select("simulations"):
+        ours = run.find("simulations", **{**row.keys, "policy": HELD})
+        more = ratio(row, ours, "good_rate")
+        if more is not None and more.low > 1:
+            said = f"keeps the limits for {more.shown('{:.3f}')} times as many requests"
+            found.append(f"{_words(row)}: {row.keys['policy']} {said}")
+        times = ratio(row, ours, "ttft")
+        if row.keys["load"] in ("75%", "90%") and times is not None and times.high < 1:
+            said = (
+                f"the {SAID['ttft']} of {row.keys['policy']} is {times.shown('{:.3f}')} times ours"
+            )
+            found.append(f"{_words(row)}: {said}")
+    return found
+
+
+_GOOD = Column("good", "within", "{:.1f}%", "mean")
+_GOODPUT = replace(_OVER_RATE, y=("good_rate",), y_label="requests within the limits, a second")
+POLICIES_GOODPUT = replace(
+    POLICIES,
+    name="policies-goodput",
+    help="Compare how many requests are answered within limits of TTFT and inter-token latency, "
+    "below and above what the fleet can do, in virtual time.",
+    plan=GoodputPlan,
+    tables=(
+        Table(
+            "simulations",
+            "**{trace}**: the share of requests within the limits (95 %), and their number a "
+            "second; mean TTFT in ms",
+            ("policy",),
+            (
+                _GOOD, Column("good_rate", "a second", "{:,.2f}", "mean alone"),
+                replace(_TTFT, shown="mean alone"),
+            ),
+            across="load",
+            split=("trace",),
+        ),
+        Table(
+            "simulations",
+            f"{HELD}, and a bound that no policy can beat: requests within the limits a second, "
+            "and mean TTFT in ms",
+            ("trace", "load"),
+            (
+                Column("good_rate", "within", "{:,.2f}", "mean alone"),
+                Column("most_good_rate", "bound", "{:,.2f}", "mean alone"),
+                replace(_TTFT, shown="mean alone"),
+                Column("least_ttft", "bound", "{:,.0f}", "mean alone"),
+            ),
+            where=lambda row: row.keys["policy"] == HELD,
+        ),
+        TRACES,
+    ),
+    chart=Chart("Requests within the limits", (_GOODPUT,), split=("trace",)),
+    quick={"trace": ("mooncake",), "requests": 1_000, "load": (1.1,), "seeds": 2, "bisections": 3},
+    losses=goodput_losses,
+    question="how many requests are answered in time if more come than the fleet can do",
+    takes="15 minutes",
+)  # fmt: skip
+
 KvTransferPlan = preset(
     "KvTransferPlan",
     trace=("mooncake", "agentic@1048576", "azure"),
@@ -498,7 +580,9 @@ KV_TRANSFER = replace(
     takes="15 minutes",
 )
 
-simulate, policies, policies_fleet, policies_hybrid, policies_smg, kv_transfer = (
+simulate, policies, policies_fleet, policies_hybrid, policies_smg, policies_goodput, kv_transfer = (
     benchmark.command()
-    for benchmark in (SIMULATE, POLICIES, POLICIES_FLEET, HYBRID, POLICIES_SMG, KV_TRANSFER)
+    for benchmark in (
+        *(SIMULATE, POLICIES, POLICIES_FLEET, HYBRID, POLICIES_SMG, POLICIES_GOODPUT, KV_TRANSFER),
+    )
 )

@@ -17,7 +17,16 @@ from typing import Annotated, Any, NamedTuple, TypeVar, get_type_hints
 import msgspec
 
 from inferway_bench.flags import data_flag, default_data_dir, flag
-from inferway_bench.policies.catalog import LEARNED, ORACLE, OURS, POLICIES, alone, policy_named
+from inferway_bench.policies.bound import bound
+from inferway_bench.policies.catalog import (
+    HELD,
+    LEARNED,
+    ORACLE,
+    OURS,
+    POLICIES,
+    alone,
+    policy_named,
+)
 from inferway_bench.policies.engine import EngineSpec
 from inferway_bench.policies.groups import HybridSpec
 from inferway_bench.policies.requests import (
@@ -128,7 +137,7 @@ def _rows(tasks: Sequence[Task], found: Mapping[Task, Figures]) -> Iterator[Row]
             name: [getattr(found[task], name) for task in seeds]
             for name in Figures.__struct_fields__
         }
-        is_ours = alone(policy) in (OURS, LEARNED)
+        is_ours = alone(policy) in (OURS, LEARNED, HELD)
         yield Row("simulations", keys, {"rate": seeds[0].rate, **values}, is_ours)
 
 
@@ -137,7 +146,12 @@ def perform(task: Task) -> Figures:
     plan, setting = task.plan, task.setting
     workload, fleet = plan.workload(setting.trace, task.seed), plan.fleet(setting)
     outcome = simulate(workload, task.rate, fleet, policy_named(task.policy), task.seed)
-    return outcome.figures(workload, task.rate, plan.warm_up)
+    figures = outcome.figures(workload, task.rate, plan.warm_up)
+    if not plan.capacity:
+        return figures
+    since = plan.warm_up * len(workload.requests) / task.rate
+    least, most = bound(workload, fleet, outcome, since)
+    return msgspec.structs.replace(figures, least_ttft=least * 1e3, most_good_rate=most)
 
 
 def find_rate(plan: SimulatePlan, setting: Setting) -> Row:
