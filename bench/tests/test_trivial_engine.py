@@ -146,7 +146,7 @@ def test_churn_removes_at_each_step_as_many_blocks_as_it_stores(
     subscriber: zmq.Socket[bytes], engine: TrivialEngine, publisher: Publisher
 ) -> None:
     async def batches_of(steps: int) -> list[list[dict[str, Any]]]:
-        engine.answer("/bench/churn", b'{"blocks": 2, "seconds": 0.001}')
+        engine.answer("/bench/churn", b'{"tokens": 32, "seconds": 0.001}')
         while not subscriber.poll(0):
             await asyncio.sleep(0)
         found: list[list[dict[str, Any]]] = []

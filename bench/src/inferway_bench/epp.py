@@ -1,5 +1,5 @@
-"""`inferway bench epp`: CPU time of the endpoint picker behind a real Envoy, for a request and for
-a streamed chunk."""
+"""`inferway bench epp`: CPU time of the endpoint picker behind a real Envoy, for a request, for a
+streamed chunk, and before many engines."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from inferway_bench.processes import (
 from inferway_bench.routers import BLOCK_SIZE, Counters, EngineAddress
 from inferway_bench.rows import Column, Findings, Row, Table
 from inferway_bench.templates import JsonTemplates
-from inferway_bench.trivial_engine import Churn
+from inferway_bench.trivial_engine import Pace
 from inferway_sim.prepare import prepare_smollm2
 
 _GAP_SECONDS = 0.004  # between two events: far enough that each is a piece of its own
@@ -49,7 +49,7 @@ STREAMED = "the same, answered in 1,000 streamed chunks (computed)"
 SCRAPED = "none, engines at rest, scraped every 50 ms as llm-d does"
 IDLE = "none, engines at rest"
 BUSY = "none, each engine stores 380 blocks a second and removes as many"
-_CHURN = Churn(blocks=38, seconds=0.1)
+_CHURN = Pace(tokens=38 * BLOCK_SIZE, seconds=0.1)
 # Each load, and the cores that llm-d publishes for it.
 _LOADS = {NEW: None, AS_BEFORE: None, STREAMED: "0.5 to 1", SCRAPED: "7.5", IDLE: None, BUSY: None}
 
@@ -69,7 +69,7 @@ class EppPlan(msgspec.Struct, frozen=True):
     ] = 8
     repeats: int = 5
     seconds: int = 4
-    idle_seconds: float = 6.0
+    idle_seconds: float = 8.0
     events: int = 50  # tokens of a stream
     engines: int = 100  # before which long prompts are measured
     sessions: int = 12  # that begin a long prompt, of 8,000 tokens each
@@ -98,8 +98,10 @@ class _Picker:
         return {"messages": float(sum(each.get("value", 0) for each in found))}
 
     def measured_idle(self) -> float:
-        """Return the cores that it takes now, without requests."""
+        """Return the cores that it takes without requests, once what it does ever more seldom has
+        come to rest."""
         self.on_step("what it takes without requests")
+        time.sleep(self.plan.idle_seconds)
         before = cpu_seconds(self.pid)
         time.sleep(self.plan.idle_seconds)
         return (cpu_seconds(self.pid) - before) / self.plan.idle_seconds
@@ -122,10 +124,8 @@ class _Picker:
 def measure(plan: EppPlan, on_step: OnStep) -> Findings:
     """Measure the picker. Raises BenchError when something cannot be started, or fails a
     request."""
-    model = str(prepare_smollm2())
-    said = subprocess.run(
-        [find_envoy(), "--version"], capture_output=True, text=True, check=True
-    ).stdout
+    binary, model = find_envoy(), str(prepare_smollm2())
+    said = subprocess.run([binary, "--version"], capture_output=True, text=True, check=True).stdout
     version = re.search(r"/(\d+\.\d+\.\d+)/", said)
     cases = {
         "a chat of two messages": conversations.short_chat(model),
@@ -219,8 +219,7 @@ def configuration(port: int, picker_port: int, admin_port: int) -> bytes:
 def _picker(
     model: str, num_engines: int, plan: EppPlan, on_step: OnStep, *flags: str
 ) -> Iterator[_Picker]:
-    """Engines, the picker and Envoy, which answer a chat. Idle time is measured when engines that
-    are asked ever more seldom have come to rest."""
+    """Engines, the picker and Envoy, which answer a chat."""
     on_step("starting engines, the picker and Envoy")
     picked: set[int] = set()
     while len(picked) < 3:
@@ -244,7 +243,6 @@ def _picker(
         envoy = stack.enter_context(running(proxy, envoy_log))
         wait_until(lambda: answers(url + CHATS, body), "Envoy", envoy, envoy_log)
         picker = _Picker(url, process.pid, admin, engines, plan, on_step)
-        picker.measured_idle()
         picker.idle = picker.measured_idle()
         yield picker
 
@@ -274,12 +272,6 @@ EPP = Benchmark(
             "beside those that llm-d publishes for its own",
             ["load"],
             [Column("cores", "Inferway", "{:,.3f}", "range"), Column("llm-d")],
-            notes=[
-                "llm-d's are its "
-                "[rule of thumb](https://github.com/llm-d/llm-d-router/blob/"
-                "ebab687927f5331c1b39defcb579a07951bce56c/docs/operations.md) for prompts of "
-                "100,000 tokens with answers of 1,000, and for 100 pods; on other machines."
-            ],
         ),
     ],
     quick={"repeats": 2, "seconds": 2, "idle_seconds": 2.0},

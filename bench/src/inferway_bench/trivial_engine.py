@@ -6,8 +6,8 @@ of JSON. Benchmarks tell each what to do:
 
 - `POST /bench/publish {"token_ids": [...]}` publishes BlockStored for all full blocks, so that what
   a router matches is matched for real;
-- `POST /bench/churn {"blocks": 38, "seconds": 0.1}` from now on stores this number of blocks at
-  each step and removes as many, as an engine with a full cache does;
+- `POST /bench/churn {"tokens": 608, "seconds": 0.1}` from now on stores the blocks of so many
+  tokens at each step and removes as many, as an engine with a full cache does;
 - `POST /bench/streams {"tokens": 500, "seconds": 0.004}` sets how streams come: step by step, one
   token for each stream that runs, as from a real engine; with 0 seconds all at once;
 - `GET /bench/written` counts the events of all streams: the role, the tokens, the usage, [DONE].
@@ -52,17 +52,9 @@ _Event = dict[str, object]
 
 
 class Pace(msgspec.Struct, frozen=True):
-    """The number of tokens of a stream, and the seconds between two steps."""
+    """The number of tokens of a stream, or of each step, and the seconds between two steps."""
 
     tokens: int
-    seconds: float
-
-
-class Churn(msgspec.Struct, frozen=True):
-    """The number of blocks that an engine stores and removes at a step, and the seconds between two
-    steps."""
-
-    blocks: int
     seconds: float
 
 
@@ -121,7 +113,7 @@ class TrivialEngine:
             token_ids = msgspec.json.decode(body, type=dict[str, list[int]])["token_ids"]
             return _json({"blocks": self._publisher.publish(token_ids)})
         if path == "/bench/churn":
-            self._publisher.begin_churn(msgspec.json.decode(body, type=Churn))
+            self._publisher.begin_churn(msgspec.json.decode(body, type=Pace))
             return _json({})
         if path == "/bench/streams":
             self._streams.pace = msgspec.json.decode(body, type=Pace)
@@ -228,15 +220,13 @@ class Publisher:
         self._send(block_stored(token_ids, self._block_size))
         return len(token_ids) // self._block_size
 
-    def begin_churn(self, churn: Churn) -> None:
+    def begin_churn(self, pace: Pace) -> None:
         """Publish two events at each step: blocks that no other engine has are stored, and the
         oldest of `_BATCHES` as large are removed."""
-        size, rng = churn.blocks * self._block_size, Random(self.endpoint)
-        batches = [
-            block_stored(rng.choices(range(1000, 40_000), k=size), self._block_size)
-            for _ in range(_BATCHES)
-        ]
-        self._step(churn.seconds, cycle(zip(batches, [*batches[1:], batches[0]], strict=True)))
+        rng = Random(self.endpoint)
+        ids = (rng.choices(range(1000, 40_000), k=pace.tokens) for _ in range(_BATCHES))
+        batches = [block_stored(token_ids, self._block_size) for token_ids in ids]
+        self._step(pace.seconds, cycle(zip(batches, [*batches[1:], batches[0]], strict=True)))
 
     def _step(self, seconds: float, steps: Iterator[tuple[_Event, _Event]]) -> None:
         new, oldest = next(steps)
