@@ -221,26 +221,28 @@ def _picker(
 ) -> Iterator[_Picker]:
     """Engines, the picker and Envoy, which answer a chat."""
     on_step("starting engines, the picker and Envoy")
-    picked: set[int] = set()
-    while len(picked) < 3:
-        picked.add(free_port())  # it may be told twice
-    port, picker_port, admin = picked
-    url, body = f"http://127.0.0.1:{port}", conversations.short_chat(model)[0].body(0)
-    command = [str(Path(sys.executable).with_name("inferway")), "epp", "--host", "127.0.0.1"]
-    command += ["--grpc-port", str(picker_port), "--secure-serving=false", *flags]
-    command += ["--grpc-health-port", "0", "--metrics-port", "0", "--access-log", "none"]
+    body = conversations.short_chat(model)[0].body(0)
     with ExitStack() as stack:
         directory = Path(stack.enter_context(TemporaryDirectory(prefix="inferway-epp-")))
+        engines = stack.enter_context(trivial_engines(model, directory / "engines", num_engines))
+        picked: set[int] = set()
+        while len(picked) < 3:
+            picked.add(free_port())  # it may be told twice
+        port, picker_port, admin = picked
         config, log, envoy_log = (directory / name for name in ("envoy.json", "picker", "envoy"))
         config.write_bytes(configuration(port, picker_port, admin))
         proxy = [str(find_envoy()), "-c", str(config), "--log-level", "warning"]
         proxy += ["--concurrency", "1", "--disable-hot-restart"]
-        engines = stack.enter_context(trivial_engines(model, directory / "engines", num_engines))
+        command = [str(Path(sys.executable).with_name("inferway")), "epp", "--host", "127.0.0.1"]
+        command += ["--grpc-port", str(picker_port), "--secure-serving=false", *flags]
+        command += ["--grpc-health-port", "0", "--metrics-port", "0", "--access-log", "none"]
         for engine in engines:
             command += ["--engine", engine.url]
+        # Envoy first: the picker opens connections, each of which may take a port that was free.
+        envoy = stack.enter_context(running(proxy, envoy_log))
         process = stack.enter_context(running(command, log))
         wait_until(lambda: b"listening on" in log.read_bytes(), "the picker", process, log)
-        envoy = stack.enter_context(running(proxy, envoy_log))
+        url = f"http://127.0.0.1:{port}"
         wait_until(lambda: answers(url + CHATS, body), "Envoy", envoy, envoy_log)
         picker = _Picker(url, process.pid, admin, engines, plan, on_step)
         picker.idle = picker.measured_idle()
