@@ -66,7 +66,7 @@ ray:  ## the router and the discovery with a real Ray and simulated engines (2 m
 envoy:  ## the endpoint picker behind a real Envoy
 	@./scripts/install.sh dev
 	@./scripts/install_envoy.sh >/dev/null
-	$(PYTEST) -m envoy tests/envoy $(ARGS)
+	$(PYTEST) -m envoy tests/envoy bench/tests/test_epp.py $(ARGS)
 
 kube:  ## the discovery of pods against a real Kubernetes API server; KUBE_ASSETS=DIR has etcd and kube-apiserver
 	@./scripts/kube_assets.sh

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import aiohttp
 import msgspec
@@ -139,6 +140,30 @@ def test_published_frames_are_topic_sequence_and_batch(
     _, events, rank = msgspec.msgpack.decode(payload)
     assert (topic, len(sequence), rank) == (b"", 8, 0)
     assert events[0]["type"] == "BlockStored"
+
+
+def test_churn_removes_at_each_step_as_many_blocks_as_it_stores(
+    subscriber: zmq.Socket[bytes], engine: TrivialEngine, publisher: Publisher
+) -> None:
+    async def batches_of(steps: int) -> list[list[dict[str, Any]]]:
+        engine.answer("/bench/churn", b'{"tokens": 32, "seconds": 0.001}')
+        while not subscriber.poll(0):
+            await asyncio.sleep(0)
+        found: list[list[dict[str, Any]]] = []
+        while len(found) < steps:
+            await asyncio.sleep(0)
+            if subscriber.poll(0):
+                found.append(msgspec.msgpack.decode(subscriber.recv_multipart()[2])[1])
+        return found
+
+    subscriber.connect(publisher.endpoint.replace("*", "127.0.0.1"))
+    batches = asyncio.run(batches_of(20))
+    subscriber.close(0)
+
+    for stored, removed in batches:
+        assert (stored["type"], removed["type"]) == ("BlockStored", "BlockRemoved")
+        assert len(stored["block_hashes"]) == len(removed["block_hashes"]) == 2
+    assert batches[0][0]["block_hashes"] == batches[15][1]["block_hashes"]
 
 
 def publish_until_received(publisher: Publisher, socket: zmq.Socket[bytes]) -> list[bytes]:

@@ -36,12 +36,6 @@ def filters(config: Config) -> list[Config]:
     return found
 
 
-def route_of(config: Config) -> Config:
-    """Where all requests go."""
-    found: Config = manager(config)["route_config"]["virtual_hosts"][0]["routes"][0]["route"]
-    return found
-
-
 def picker_filter(config: Config) -> Config:
     """The ext_proc filter's own configuration."""
     return next(f["typed_config"] for f in filters(config) if f["name"].endswith("ext_proc"))

@@ -16,7 +16,7 @@ import pytest
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from tests.envoy.conftest import COMPLETION, Proxied, StartProxied
-from tests.envoy.proxy import Config, cluster, filters, picker_filter, route_of, shipped
+from tests.envoy.proxy import Config, cluster, filters, manager, picker_filter, shipped
 from tests.envoy.upstreams import answers, digest, refuses, streams
 
 from inferway.config import ModelRewrite, RewriteTarget
@@ -300,7 +300,7 @@ def socket_address(address: str) -> Config:
 def override_host(config: Config) -> None:
     """The shipped configuration with ordered fallbacks, for the test's engines."""
     fallbacks = shipped("envoy-override-host.yaml")
-    route_of(config).update(route_of(fallbacks))
+    manager(config)["route_config"] = manager(fallbacks)["route_config"]
     engines = cluster(config, "engines")
     engines.clear()
     engines.update(cluster(fallbacks, "engines"))
@@ -310,8 +310,11 @@ def override_host(config: Config) -> None:
     ]
 
 
+@pytest.mark.parametrize("size", [26, 33_000_000])
 @pytest.mark.parametrize("first", ["dead", "refuses"])
-async def test_the_next_address_is_tried_and_has_the_slot(start: StartProxied, first: str) -> None:
+async def test_the_next_address_is_tried_and_has_the_slot(
+    start: StartProxied, first: str, size: int
+) -> None:
     behave = [refuses, streams(1, asyncio.Semaphore(1))] if first == "refuses" else [digest]
     proxied = await start(
         *behave,
@@ -320,7 +323,7 @@ async def test_the_next_address_is_tried_and_has_the_slot(start: StartProxied, f
         change=override_host,
     )
 
-    status, _, _ = await post(proxied)
+    status, _, _ = await post(proxied, prompt_of(size))
 
     assert status == 200
     assert proxied.booked == []

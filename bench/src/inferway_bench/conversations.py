@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from itertools import cycle
+from itertools import chain, cycle, islice
 from pathlib import Path
 
 import msgspec
@@ -75,6 +75,20 @@ def sessions_without_last_turn(model: str) -> list[bytes]:
     """Return each conversation as a chat body that ends before the last turns of
     `chat_of_8k_tokens`: an engine has cached its tokens when the next turn arrives."""
     return [_encode(model, session) for session in _sample().sessions]
+
+
+def long_chat(model: str, sessions: int) -> tuple[bytes, BodyTemplate, BodyTemplate]:
+    """Return a body of `sessions` conversations, one after the other and again and again, of which
+    twelve have 95,000 tokens; and two chats of it and a question of 5,000 tokens: one that is new
+    from its first word on, and one whose question is."""
+    history = list(chain.from_iterable(islice(cycle(_sample().sessions), sessions)))
+    question = "\n".join(message["content"] for message in _sample().sessions[0][:20])
+    first, last, marked_last = (
+        {"role": "user", "content": text} for text in (_MARK, question, f"{_MARK} {question}")
+    )
+    chats = ([first, *history, last], [*history, marked_last])
+    new, as_before = (BodyTemplate(*_encode(model, chat).split(_MARK.encode())) for chat in chats)
+    return _encode(model, history), new, as_before
 
 
 def _template(

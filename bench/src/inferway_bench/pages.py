@@ -129,7 +129,7 @@ MEASURED: dict[str, tuple[str, ...]] = {
     "compatibility": (*_PROMPTS, *_INDEX),
     "continued": (f"{_SRC}/http", f"{_SRC}/openai_api", f"{_SRC}/routing"),
     "dataplane": _DATA_PLANE,
-    "epp": ("src/inferway_llmd/ext_proc", f"{_SRC}/routing"),
+    "epp": ("src/inferway_llmd/ext_proc", f"{_SRC}/routing", f"{_SRC}/fleet", *_PROMPTS, *_INDEX),
     "fidelity": (f"{_SRC}/prompts",),
     "fleet_tokens": _PROMPTS,
     "fuzz": (f"{_SRC}/http", f"{_SRC}/upstream", "src/inferway_llmd/ext_proc"),

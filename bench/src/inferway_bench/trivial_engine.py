@@ -1,10 +1,13 @@
 """The trivial engine: looks like vLLM 0.32 to a router, answers at once and with next to no CPU.
 
-`python -m inferway_bench.trivial_engine MODEL BLOCK_SIZE [--enable-scale-out]` prints one JSON line
-with its url when it listens, and serves until it gets SIGTERM. Benchmarks tell it what to do:
+`python -m inferway_bench.trivial_engine MODEL BLOCK_SIZE COUNT [--enable-scale-out]` serves this
+number of them in one process until it gets SIGTERM; when all listen, it prints their URLs as a line
+of JSON. Benchmarks tell each what to do:
 
 - `POST /bench/publish {"token_ids": [...]}` publishes BlockStored for all full blocks, so that what
   a router matches is matched for real;
+- `POST /bench/churn {"tokens": 608, "seconds": 0.1}` from now on stores the blocks of so many
+  tokens at each step and removes as many, as an engine with a full cache does;
 - `POST /bench/streams {"tokens": 500, "seconds": 0.004}` sets how streams come: step by step, one
   token for each stream that runs, as from a real engine; with 0 seconds all at once;
 - `GET /bench/written` counts the events of all streams: the role, the tokens, the usage, [DONE].
@@ -16,14 +19,17 @@ import asyncio
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import cycle
+from random import Random
 
 import httptools
 import msgspec
 import uvloop
-import xxhash
 import zmq
 
+from inferway.kv.blocks.dialects import Dialect, wire_hash
 from inferway.signals import listen
 from inferway_bench.conversations import EnginePrompts
 from inferway_bench.templates import FOLDER, JsonTemplates
@@ -39,11 +45,14 @@ _STREAM_HEAD = (
 _CHATS = "/v1/chat/completions"
 _RENDER = f"{_CHATS}/render"
 
+_BATCHES = 16  # of blocks, that churn goes round
+
 TokenIdsOf = Callable[[bytes], list[int]]
+_Event = dict[str, object]
 
 
 class Pace(msgspec.Struct, frozen=True):
-    """The number of tokens of a stream, and the seconds between two steps."""
+    """The number of tokens of a stream, or of each step, and the seconds between two steps."""
 
     tokens: int
     seconds: float
@@ -103,6 +112,9 @@ class TrivialEngine:
         if path == "/bench/publish":
             token_ids = msgspec.json.decode(body, type=dict[str, list[int]])["token_ids"]
             return _json({"blocks": self._publisher.publish(token_ids)})
+        if path == "/bench/churn":
+            self._publisher.begin_churn(msgspec.json.decode(body, type=Pace))
+            return _json({})
         if path == "/bench/streams":
             self._streams.pace = msgspec.json.decode(body, type=Pace)
             return _json({})
@@ -191,8 +203,7 @@ class Publisher:
     """
 
     def __init__(self, block_size: int) -> None:
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.PUB)
+        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUB)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.bind("tcp://127.0.0.1:*")
         self._block_size = block_size
@@ -206,31 +217,41 @@ class Publisher:
 
     def publish(self, token_ids: list[int]) -> int:
         """Say that all full blocks of `token_ids` are stored; return how many they are."""
-        event = block_stored(token_ids, self._block_size)
-        payload = msgspec.msgpack.encode([time.time(), [event], 0])
+        self._send(block_stored(token_ids, self._block_size))
+        return len(token_ids) // self._block_size
+
+    def begin_churn(self, pace: Pace) -> None:
+        """Publish two events at each step: blocks that no other engine has are stored, and the
+        oldest of `_BATCHES` as large are removed."""
+        rng = Random(self.endpoint)
+        ids = (rng.choices(range(1000, 40_000), k=pace.tokens) for _ in range(_BATCHES))
+        batches = [block_stored(token_ids, self._block_size) for token_ids in ids]
+        self._step(pace.seconds, cycle(zip(batches, [*batches[1:], batches[0]], strict=True)))
+
+    def _step(self, seconds: float, steps: Iterator[tuple[_Event, _Event]]) -> None:
+        new, oldest = next(steps)
+        removed = {name: oldest[name] for name in ("block_hashes", "medium", "group_idx")}
+        self._send(new, {"type": "BlockRemoved", **removed})
+        asyncio.get_running_loop().call_later(seconds, self._step, seconds, steps)
+
+    def _send(self, *events: _Event) -> None:
+        payload = msgspec.msgpack.encode([time.time(), events, 0])
         self._socket.send_multipart([b"", self._sequence.to_bytes(8, "big"), payload])
         self._sequence += 1
-        return len(token_ids) // self._block_size
 
     def close(self) -> None:
         self._socket.close()
-        self._context.term()
 
 
-def block_stored(token_ids: list[int], block_size: int) -> dict[str, object]:
-    """Return one BlockStored event in the map form, with all full blocks of `token_ids`.
-
-    The "hashes" are a chain of xxh64 and not vLLM's own: to a router an engine's hashes are names.
-    """
+def block_stored(token_ids: list[int], block_size: int) -> _Event:
+    """Return one BlockStored event in the map form, with all full blocks of `token_ids`, hashed as
+    vLLM does."""
     full = len(token_ids) // block_size * block_size
-    hashes: list[int] = []
-    for start in range(0, full, block_size):
-        block = msgspec.msgpack.encode(token_ids[start : start + block_size])
-        hashes.append(xxhash.xxh64_intdigest(block, seed=hashes[-1] if hashes else 0))
+    hashes = list(map(wire_hash, Dialect().block_hashes(token_ids, block_size)))
     words = JsonTemplates(
         _ANSWERS, block_hashes=hashes, token_ids=token_ids[:full], block_size=block_size
     )
-    event: dict[str, object] = words.fill("BlockStored")
+    event: _Event = words.fill("BlockStored")
     return event
 
 
@@ -266,23 +287,25 @@ class EngineConnection(asyncio.Protocol):
         self._body.clear()
 
 
-async def _serve(root: str, block_size: int, can_render: bool) -> None:
-    """Listen on a free port of the loopback, print it as JSON, and serve until SIGTERM."""
+async def _serve(root: str, block_size: int, count: int, can_render: bool) -> None:
+    """Listen on free ports of the loopback, print them as JSON, and serve until SIGTERM."""
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     listen(loop, stop.set, signal.SIGTERM)
-    publisher = Publisher(block_size)
     prompts = EnginePrompts(root) if can_render else None
-    engine = TrivialEngine(root, block_size, publisher, prompts.token_ids if prompts else None)
-    server = await loop.create_server(
-        lambda: EngineConnection(engine), "127.0.0.1", 0, backlog=_BACKLOG
-    )
-    print(f'{{"url":"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"}}', flush=True)
-    async with server:
-        await stop.wait()
-    publisher.close()
+    render = prompts.token_ids if prompts else None
+    urls = []
+    for _ in range(count):
+        engine = TrivialEngine(root, block_size, Publisher(block_size), render)
+        server = await loop.create_server(
+            partial(EngineConnection, engine), "127.0.0.1", 0, backlog=_BACKLOG
+        )
+        urls.append(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    print(msgspec.json.encode(urls).decode(), flush=True)
+    await stop.wait()
     if prompts is not None:
         prompts.close()
 
 
 if __name__ == "__main__":
-    uvloop.run(_serve(sys.argv[1], int(sys.argv[2]), "--enable-scale-out" in sys.argv))
+    _, model, block_size, count, *flags = sys.argv
+    uvloop.run(_serve(model, int(block_size), int(count), "--enable-scale-out" in flags))

@@ -24,7 +24,7 @@ from inferway_bench.dataplane.benchmark import (
     latencies,
     losses,
 )
-from inferway_bench.dataplane.testbed import Load, checked, find_wrk, parse_output, trivial_engine
+from inferway_bench.dataplane.testbed import Load, checked, find_wrk, parse_output, trivial_engines
 from inferway_bench.processes import BenchError
 from inferway_bench.routers import Inferway, RunningRouter, place_for
 from inferway_bench.rows import Findings, Row, Run, Value
@@ -103,8 +103,8 @@ def test_arrivals_of_a_repeat_are_the_same_for_all_and_others_in_the_next() -> N
 
 @pytest.mark.slow
 def test_a_router_that_answers_nothing_ends_the_run_with_the_reason(tmp_path: Path) -> None:
-    with trivial_engine("m", tmp_path / "engine.log") as engine:
-        place = place_for([engine], "m", tmp_path / "router")  # nobody listens there
+    with trivial_engines("m", tmp_path / "engine.log") as engines:
+        place = place_for(engines, "m", tmp_path / "router")  # nobody listens there
         absent = RunningRouter(Inferway(scoring=False), place, os.getpid())
 
         with pytest.raises(BenchError, match=f"{place.url}: none of .* was answered: connect"):

@@ -109,25 +109,28 @@ def started_routers(
         for i, router in enumerate(routers):
             on_step(f"starting {router.label}")
             can_render = router.matches_events and not router.is_ours  # peers let engines render
-            engines = [
-                stack.enter_context(trivial_engine(model, directory / f"{i}-{j}.log", can_render))
-                for j in range(NUM_ENGINES)
-            ]
+            logs = [directory / f"{i}-{j}.log" for j in range(NUM_ENGINES)]
+            started = (trivial_engines(model, log, can_render=can_render) for log in logs)
+            engines = [engine for one in started for engine in stack.enter_context(one)]
             place = place_for(engines, model, directory / str(i))
             ready.append(stack.enter_context(running_router(router, place, answers_a_chat)))
         yield ready
 
 
 @contextmanager
-def trivial_engine(model: str, log: Path, can_render: bool = False) -> Iterator[EngineAddress]:
-    """Start a trivial engine, and yield its address. Raises BenchError when it does not start."""
+def trivial_engines(
+    model: str, log: Path, count: int = 1, can_render: bool = False
+) -> Iterator[list[EngineAddress]]:
+    """Start trivial engines in one process, and yield their addresses. Raises BenchError when it
+    does not start."""
     command = [sys.executable, "-m", "inferway_bench.trivial_engine", model, str(BLOCK_SIZE)]
-    command += ["--enable-scale-out"] if can_render else []
+    command += [str(count), *(["--enable-scale-out"] if can_render else [])]
     with running(command, log) as process:
-        wait_until(lambda: log.read_bytes().endswith(b"}\n"), "a trivial engine", process, log)
-        url: str = msgspec.json.decode(log.read_bytes())["url"]
-        endpoint: str = msgspec.json.decode(get(f"{url}/kv_event_sources"))["0"]["endpoint"]
-        yield EngineAddress(url, endpoint.replace("*", "127.0.0.1"))
+        wait_until(lambda: log.read_bytes().endswith(b"]\n"), "trivial engines", process, log)
+        urls = msgspec.json.decode(log.read_bytes(), type=list[str])
+        sources = (msgspec.json.decode(get(f"{url}/kv_event_sources")) for url in urls)
+        endpoints = (source["0"]["endpoint"].replace("*", "127.0.0.1") for source in sources)
+        yield list(map(EngineAddress, urls, endpoints))
 
 
 def publish_events(ready: Sequence[RunningRouter], model: str, on_step: OnStep) -> None:
