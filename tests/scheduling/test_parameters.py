@@ -18,8 +18,10 @@ from inferway.model import SchedulingResult, Target
 from inferway.routing.limits.queue import Waiter
 from inferway.routing.limits.session_gate import SessionGate
 from inferway.scheduling.columns import EXPECTED_TTFT_MS
+from inferway.scheduling.expected_ttft.plugin import ExpectedTtft
 from inferway.scheduling.flow_control.policies import ChoosesFlow
 from inferway.scheduling.flow_control.usage_limits import UsageLimits
+from inferway.scheduling.goodput_admission import GoodputAdmission
 from inferway.scheduling.pickers import MaxScore
 from inferway.scheduling.plugin import (
     DataProducer,
@@ -40,6 +42,7 @@ _PROFILE = Profile(MaxScore(), ())
 BUILDING = Building(
     plugins={
         "d": Always(),
+        "expected-ttft": ExpectedTtft(),
         "prefix-based-pd-decider": Always(),
         "s": session_header("x-s"),
     },
@@ -161,6 +164,9 @@ def use(kind: PluginType, parameters: Any) -> None:
         gate.enters("m", b"second", 0.0)  # there is no room beside the first one
         gate.wait(Waiter("m", "", 0, deadline=9.0, came=0.0), b"second")
         gate.turns(0.0)
+    if isinstance(plugin, GoodputAdmission):
+        plugin.is_open(TABLE)
+        plugin.spare_seconds(request(tokens=100), TABLE)
     if kind.name == EXTRACTOR:
         cast(Topology, plugin).place(TABLE.endpoints[0])
     for table in (candidates(2), TABLE):

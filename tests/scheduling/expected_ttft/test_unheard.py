@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
 import pytest
 
 from inferway.model import Candidates, Endpoint
@@ -41,10 +44,14 @@ def gateway(number: int, *, delay: float = DELAY, others: bool = True) -> Expect
     return plugin
 
 
-def unheard(plugin: ExpectedTtft, endpoints: list[Endpoint]) -> dict[str, float]:
+def unheard(
+    plugin: ExpectedTtft, endpoints: list[Endpoint], cost: Sequence[float] | None = None
+) -> dict[str, float]:
+    """The milliseconds that are unheard of, where all endpoints cost as much unless it is said."""
     sharing = plugin.learning.sharing
     assert sharing is not None
-    found = sharing.unheard_ms(endpoints, UNTIL).tolist()
+    costs = np.array([100.0] * len(endpoints) if cost is None else cost)
+    found = sharing.unheard_ms(endpoints, UNTIL, costs).tolist()
     return {endpoint.name: ms for endpoint, ms in zip(endpoints, found, strict=True)}
 
 
@@ -63,10 +70,12 @@ def choice(plugin: ExpectedTtft, held_blocks: int) -> int:
     return int(plugin.score(asked, table).argmax())
 
 
-def test_at_most_twice_the_work_that_others_send_meanwhile_is_unheard_of() -> None:
-    found = unheard(gateway(1), ENDPOINTS)
+@pytest.mark.parametrize("as_good", [1, 4, 8])
+def test_at_most_twice_the_work_that_others_send_meanwhile_is_unheard_of(as_good: int) -> None:
+    costs = [100.0] * as_good + [1_000.0] * (8 - as_good)
+    found = unheard(gateway(1), ENDPOINTS, costs)
 
-    most = 2 * DELAY / EVERY * WORK_MS
+    most = 2 * DELAY / EVERY * WORK_MS / as_good**0.5
     steps = sorted(found.values())
     assert steps == pytest.approx([most * i / 8 for i in range(8)], rel=0.02)
 

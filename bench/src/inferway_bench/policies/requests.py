@@ -220,6 +220,7 @@ class Figures(msgspec.Struct, frozen=True):
     good: float  # requests that kept the limits (`Limits`)
     good_rate: float  # of them, a second
     scatter: float  # of the requests of an engine: their standard deviation by their mean
+    work_scatter: float  # the same of the tokens that it computes of prompts
     cpu_seconds: float  # of the simulation
     cpu_us: float  # of each request
     # of a bound on all policies (policies.bound), if it is asked for
@@ -271,7 +272,8 @@ class Outcome:
         decoded = self.latency[judged] - ttft
         later = workload.columns.follows[judged] >= 0
         is_good = (ttft <= self.limits.ttft) & (decoded <= self.limits.itl * gaps)
-        each = np.bincount(self.engine[judged], minlength=self.num_engines)
+        where, few = self.engine[judged], self.num_engines
+        each, work = np.bincount(where, minlength=few), np.bincount(where, prompt - cached, few)
         return Figures(
             ttft=float(ttft.mean()) * 1e3,
             ttft_p50=float(p50),
@@ -288,6 +290,7 @@ class Outcome:
             good=float(is_good.mean()) * 100,
             good_rate=float(is_good.sum() / ((1 - warm_up) * end)),
             scatter=float(each.std() / each.mean()),
+            work_scatter=float(work.std() / work.mean()) if work.any() else 0.0,
             cpu_seconds=self.cpu_seconds,
             cpu_us=self.cpu_seconds / len(workload.requests) * 1e6,
         )

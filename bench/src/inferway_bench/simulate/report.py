@@ -243,6 +243,7 @@ PoliciesPlan = preset(
     slow=(0, 1),
     policy=(),
     load=(0.5, 0.75, 0.9, 1.1),
+    requests=4_000,
     seeds=3,
     bisections=8,
 )
@@ -424,13 +425,14 @@ POLICIES_SMG = replace(
         Table(
             "simulations",
             "The share of prompt tokens that came from a cache, of second turns and of all "
-            "requests; how the requests of an engine scatter (standard deviation by mean); TTFT in "
-            "ms",
+            "requests; how the requests of an engine, and the tokens that it computes of prompts, "
+            "scatter (standard deviation by mean); TTFT in ms",
             ("policy",),
             (
                 Column("returning", "second turns", "{:.1f}%", "mean alone"),
                 replace(_CACHED, head="all"),
-                Column("scatter", "scatter", "{:.3f}", "mean alone"),
+                Column("scatter", "requests scatter", "{:.3f}", "mean alone"),
+                Column("work_scatter", "tokens scatter", "{:.3f}", "mean alone"),
                 replace(_TTFT, shown="mean alone"), _P90,
             ),
         ),

@@ -141,7 +141,7 @@ class ExpectedTtft:
             raise RuntimeError("expected-ttft: score before produce")
         sharing = self.learning.sharing
         if sharing is not None and sharing.delay_seconds:
-            cost = cost + sharing.unheard_ms(candidates.endpoints, candidates.now)
+            cost = cost + sharing.unheard_ms(candidates.endpoints, candidates.now, cost)
         rating: Column = cost.item(cost.argmin()) / cost
         tried = candidates.get(TRIED)
         if tried is not None and np.count_nonzero(tried):

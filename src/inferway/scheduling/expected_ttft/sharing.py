@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from heapq import heappop, heappush
 from itertools import count
+from math import sqrt
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -187,17 +188,20 @@ class Sharing:
         go."""
         self._place = sum(other < own for other in others) / (len(others) + 1)
 
-    def unheard_ms(self, endpoints: Sequence[Endpoint], now: float) -> Column:
+    def unheard_ms(self, endpoints: Sequence[Endpoint], now: float, cost: Column) -> Column:
         """Return the milliseconds by which each endpoint may cost more than is known here: others
         have sent something there that we have not heard of yet, or do so because they have not
         heard of us, and in any time they send as much as the engines that they keep busy work off
-        in it. All would go to the endpoint that is the best by a little, so each gateway has other
-        endpoints that it would rather leave to others."""
+        in it. That is spread over the endpoints that are the best but for as much, by their `cost`:
+        over n of them it scatters by the square root of n less. Each gateway has others that it
+        would rather leave to others."""
         rows = self.slots.rows(endpoints, now)
         busy = float(np.add.reduce(self.learning.marginal_cost.busy(rows, now)))
         left: Column = self._turns(endpoints) + self._place
         left %= 1.0
-        left *= 2 * self.delay_seconds * 1000 * self.others_share * busy
+        most = 2 * self.delay_seconds * 1000 * self.others_share * busy
+        as_good = int(np.count_nonzero(cost <= cost.min() + most))
+        left *= most / sqrt(as_good)
         return left
 
     def gone(self, who: int, now: float) -> None:
