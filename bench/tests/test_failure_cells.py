@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from inferway_bench.policies.catalog import OURS, policy_named
 from inferway_bench.policies.engine import EngineSpec
-from inferway_bench.policies.requests import Outcome, SimRequest, Workload
+from inferway_bench.policies.outcome import Outcome
+from inferway_bench.policies.requests import SimRequest, Workload
 from inferway_bench.policies.simulate import FleetSpec, Incident, simulate
 
 BLOCK = 100

@@ -30,10 +30,10 @@ from inferway_bench.policies.catalog import (
 )
 from inferway_bench.policies.engine import Engine, EngineSpec, Job
 from inferway_bench.policies.gateway import Feed, Gateway, Holders, Policy, chosen, endpoints_of
+from inferway_bench.policies.outcome import Outcome
 from inferway_bench.policies.requests import (
     AGENTIC_MOST,
     ChatSpec,
-    Outcome,
     SimRequest,
     Workload,
     chats,

@@ -14,7 +14,8 @@ from bench.tests.runs import a_run, unseen
 from inferway_bench.policies.catalog import FULL_ALONE, OURS, policy_named
 from inferway_bench.policies.engine import EngineSpec
 from inferway_bench.policies.groups import GroupCache, GroupFeed, HybridSpec
-from inferway_bench.policies.requests import ChatSpec, Outcome, SimRequest, Workload, chats
+from inferway_bench.policies.outcome import Outcome
+from inferway_bench.policies.requests import ChatSpec, SimRequest, Workload, chats
 from inferway_bench.policies.simulate import FleetSpec, simulate
 from inferway_bench.processes import BenchError
 from inferway_bench.rows import Row

@@ -21,7 +21,8 @@ from inferway_bench.policies.gateway import (
     SharingSpec,
     sharing_named,
 )
-from inferway_bench.policies.requests import ChatSpec, Outcome, SimRequest, Workload, chats
+from inferway_bench.policies.outcome import Outcome
+from inferway_bench.policies.requests import ChatSpec, SimRequest, Workload, chats
 from inferway_bench.policies.simulate import FleetSpec, World, simulate
 from inferway_bench.processes import BenchError
 

@@ -13,7 +13,7 @@ from inferway.openai_api.llm_request import LLMRequest
 from inferway_bench.policies.catalog import ALWAYS, LEARNED, NEVER, THRESHOLD, policy_named
 from inferway_bench.policies.engine import EngineSpec
 from inferway_bench.policies.gateway import Policy, chosen
-from inferway_bench.policies.requests import Outcome
+from inferway_bench.policies.outcome import Outcome
 from inferway_bench.policies.simulate import FleetSpec, World, simulate
 from inferway_bench.processes import BenchError
 from inferway_bench.rows import Row

@@ -42,16 +42,16 @@ async def came(engines: Sequence[Engine], number: int) -> None:
 @asynccontextmanager
 async def two_busy(
     start_fleet: StartFleet, **settings: Any
-) -> AsyncIterator[tuple[Fleet, list[Engine], list[asyncio.Future[Answer]]]]:
+) -> AsyncIterator[tuple[Fleet, list[Engine], list[asyncio.Task[Answer]]]]:
     """Two engines that have a long prompt each, and one request that waits."""
     engines = [Engine(), Engine()]
     async with answering(engines[0].answer) as a, answering(engines[1].answer) as b:
         fleet = await start_fleet(
             0, [named(a, "a"), named(b, "b")], scheduling=SCHEDULING, **settings
         )
-        asked = [asyncio.ensure_future(ask(fleet)) for _ in range(2)]
+        asked = [asyncio.create_task(ask(fleet)) for _ in range(2)]
         await came(engines, 2)
-        asked.append(asyncio.ensure_future(ask(fleet)))
+        asked.append(asyncio.create_task(ask(fleet)))
         await waiting(fleet, 1)
         yield fleet, engines, asked
 

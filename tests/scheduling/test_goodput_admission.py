@@ -51,7 +51,8 @@ class World:
         return found
 
     def is_open(self, now: float) -> list[bool]:
-        return self.admission.is_open(self.at(now)).tolist()
+        found: list[bool] = self.admission.is_open(self.at(now)).tolist()
+        return found
 
 
 STREAM = CompletionRequest(model="m", prompt="", stream=True)

@@ -142,6 +142,20 @@ def paths(given: object, path: str = "") -> Iterator[tuple[str, str]]:
             yield from ((n, f"{field.encode_name}.{e}") for n, e in paths(value, f"{name}."))
 
 
+def wait_for(plugin: SessionAdmission | GoodputAdmission) -> None:
+    """Have requests wait."""
+    if isinstance(plugin, GoodputAdmission):
+        plugin.is_open(TABLE)
+        plugin.spare_seconds(request(tokens=100), TABLE)
+        return
+    plugin.named(ASK)
+    gate = SessionGate(plugin, lambda _: {"e0": 1.0})
+    gate.enters("m", b"first", 0.0)
+    gate.enters("m", b"second", 0.0)  # there is no room beside the first one
+    gate.wait(Waiter("m", "", 0, deadline=9.0, came=0.0), b"second")
+    gate.turns(0.0)
+
+
 def use(kind: PluginType, parameters: Any) -> None:
     """As a request does."""
     kind.needs(parameters)
@@ -157,16 +171,8 @@ def use(kind: PluginType, parameters: Any) -> None:
             follower.on_end(RequestOutcome("ok", 1.0))
     if isinstance(plugin, ChoosesFlow):
         plugin.next_flow({ASK.tenant: 0.0, "b": 1.0}, 2.0)
-    if isinstance(plugin, SessionAdmission):
-        plugin.named(ASK)
-        gate = SessionGate(plugin, lambda _: {"e0": 1.0})
-        gate.enters("m", b"first", 0.0)
-        gate.enters("m", b"second", 0.0)  # there is no room beside the first one
-        gate.wait(Waiter("m", "", 0, deadline=9.0, came=0.0), b"second")
-        gate.turns(0.0)
-    if isinstance(plugin, GoodputAdmission):
-        plugin.is_open(TABLE)
-        plugin.spare_seconds(request(tokens=100), TABLE)
+    if isinstance(plugin, SessionAdmission | GoodputAdmission):
+        wait_for(plugin)
     if kind.name == EXTRACTOR:
         cast(Topology, plugin).place(TABLE.endpoints[0])
     for table in (candidates(2), TABLE):

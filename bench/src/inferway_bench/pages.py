@@ -141,6 +141,8 @@ MEASURED: dict[str, tuple[str, ...]] = {
     "policies": _SIMULATED,
     "policies_fleet": _SIMULATED,
     "policies_fleet_gateways": (*_SIMULATED, f"{_SRC}/cluster"),
+    "policies_goodput": (*_SIMULATED, f"{_SRC}/routing/limits"),
+    "policies_smg": (*_SIMULATED, f"{_SRC}/cluster"),
     "policies_hybrid": (
         *_SIMULATED,
         "src/inferway_sim/kv_groups",

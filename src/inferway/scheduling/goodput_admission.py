@@ -1,5 +1,5 @@
-"""Which endpoints can begin another prompt soon, and how long a request can still wait to be in
-time: for requests that wait at the gateway (routing.limits.goodput_gate).
+"""Find the endpoints that can begin another prompt soon, and how long a request can still wait and
+be in time, for requests that wait at the gateway (routing.limits.goodput_gate).
 
 An endpoint computes prompts in the order in which they came. If more is asked of a fleet than it
 can do, requests that are in time wait behind requests that are late already, until all are late. A

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from inferway_bench.policies.requests import Outcome, Workload
+from inferway_bench.policies.outcome import Outcome
+from inferway_bench.policies.requests import Workload
 from inferway_bench.policies.simulate import FleetSpec
 
 

@@ -21,7 +21,8 @@ import numpy as np
 from inferway_bench.policies.engine import BesideEngine, Engine, EngineSpec, Job, Leg
 from inferway_bench.policies.gateway import Feed, Gateway, Policy, Post
 from inferway_bench.policies.groups import GroupCache, GroupFeed, HybridSpec
-from inferway_bench.policies.requests import Limits, Outcome, SimRequest, Workload
+from inferway_bench.policies.outcome import Limits, Outcome
+from inferway_bench.policies.requests import SimRequest, Workload
 from inferway_bench.processes import BenchError
 
 _LOOK_SECONDS = 0.02  # as http.gate_queues has it for requests that wait for an engine

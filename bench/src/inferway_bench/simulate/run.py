@@ -29,11 +29,10 @@ from inferway_bench.policies.catalog import (
 )
 from inferway_bench.policies.engine import EngineSpec
 from inferway_bench.policies.groups import HybridSpec
+from inferway_bench.policies.outcome import Figures, Limits
 from inferway_bench.policies.requests import (
     FILES,
     ChatSpec,
-    Figures,
-    Limits,
     SmgSpec,
     Workload,
     chats,

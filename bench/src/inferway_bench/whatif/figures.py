@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from inferway_bench.policies.requests import Outcome
+from inferway_bench.policies.outcome import Outcome
 from inferway_bench.processes import BenchError
 from inferway_bench.whatif.replay import Floats, Replay, Spans
 
