@@ -6,8 +6,7 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 
 from inferway.errors import SaturatedError
-from inferway.model import Candidates, Headers
-from inferway.openai_api.llm_request import LLMRequest
+from inferway.model import Headers
 
 
 @dataclass
@@ -31,7 +30,7 @@ class NotingSlot:
             self.while_it_waits()
         return self.while_it_waits is not None
 
-    async def wait_for_engine(self, request: LLMRequest, candidates: Candidates) -> bool:  # noqa: ARG002
+    async def wait_for_engine(self, spare: float) -> bool:  # noqa: ARG002
         return False
 
     def takes(self, engine: str) -> bool:

@@ -76,7 +76,8 @@ def test_a_request_is_good_if_its_first_token_and_its_gaps_are_within_the_limits
 
     figures = outcome.figures(Workload("by hand", "", 16, requests), 1.0)
 
-    assert (figures.good, figures.good_rate) == (50.0, pytest.approx(0.5))
+    assert figures.good == 50.0
+    assert figures.good_rate == pytest.approx(0.5)
 
 
 def test_a_policy_that_keeps_the_limits_more_often_or_is_sooner_below_capacity_is_a_loss() -> None:

@@ -164,7 +164,7 @@ def test_answers_that_are_slow_by_themselves_do_not_close_an_endpoint_for_ever()
 def test_the_plugin_asks_for_expected_ttft_by_itself() -> None:
     scheduling = load_scheduling({"plugins": [{"type": "goodput-admission"}]})
 
-    assert scheduling.goodput is not None
+    assert isinstance(scheduling.in_time, GoodputAdmission)
     assert any(isinstance(each, ExpectedTtft) for each in scheduling.producers)
 
 

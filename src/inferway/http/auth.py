@@ -332,9 +332,9 @@ def build_auth(
         session_gate = SessionGate(scheduling.sessions, cache_tokens_of, settings.flow.queue)
         sessions = SessionQueue(session_gate, clock)
     goodput = None
-    if scheduling.goodput is not None:
+    if scheduling.in_time is not None:
         goodput_gate = GoodputGate(
-            scheduling.goodput, lambda model: endpoints_of(model)[0], settings.flow.queue
+            scheduling.in_time, lambda model: endpoints_of(model)[0], settings.flow.queue
         )
         goodput = GoodputQueue(goodput_gate, clock)
     control = RequestQueue(

@@ -16,8 +16,6 @@ from typing import Generic, Protocol, TypeVar
 
 from inferway.errors import ClientGoneError, InferwayError
 from inferway.http.ends import InQueue, WaitingClient
-from inferway.model import Candidates
-from inferway.openai_api.llm_request import LLMRequest
 from inferway.routing.limits.goodput_gate import GoodputGate
 from inferway.routing.limits.queue import Waiter
 from inferway.routing.limits.session_gate import SessionGate
@@ -136,18 +134,17 @@ class GoodputQueue(GateQueue[GoodputGate]):
         super().__init__(gate, clock, _GOODPUT_SECONDS)
 
     async def enter(
-        self, client: WaitingClient, request: LLMRequest, candidates: Candidates, tenant: str,
-        patience: float,
+        self, client: WaitingClient, model: str, tenant: str, priority: int, *, patience: float,
+        spare: float,
     ) -> bool:  # fmt: skip
-        """Return once the request may go on, and whether it had to wait, `patience` seconds at
-        most; `sent` of the gate must be called then. Raises SaturatedError or ClientGoneError."""
-        now, gate, model = self._clock(), self.gate, request.target_model
+        """Return once a request for that model may go on, and whether it had to wait, `patience`
+        seconds at most; after `spare` seconds it is late. `sent` of the gate must be called then.
+        Raises SaturatedError or ClientGoneError."""
+        now, gate = self._clock(), self.gate
         if gate.enters(model, now):
             return False
         if client.ended:
             raise ClientGoneError("the client has gone")
-        spare = gate.admission.spare_seconds(request, candidates)
-        priority = request.objectives.priority
         waiter = gate.wait(model, tenant, priority, now, most=patience, spare=spare)
         await self._wait(client, waiter)
         return True

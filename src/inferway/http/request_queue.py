@@ -26,8 +26,7 @@ from inferway.errors import ClientGoneError, InferwayError
 from inferway.http.ends import InQueue, WaitingClient
 from inferway.http.gate_queues import GoodputQueue, SessionQueue
 from inferway.http.responder import Responder
-from inferway.model import Candidates, Headers
-from inferway.openai_api.llm_request import LLMRequest
+from inferway.model import Headers
 from inferway.routing.limits.concurrency_limiter import (
     ConcurrencyLimiter,
     EnginesOf,
@@ -190,8 +189,8 @@ class Ticket:
     """A request's slot within the limits (routing.limits.slot.Slot)."""
 
     __slots__ = (
-        *("_control", "_inside", "_is_let_in", "_lane", "_place", "_responder", "_tenant"),
-        "waited",
+        *("_control", "_inside", "_is_let_in", "_lane", "_patience", "_place", "_priority"),
+        *("_responder", "_tenant", "waited"),
     )
 
     def __init__(self, control: RequestQueue, responder: Responder, tenant: str) -> None:
@@ -201,6 +200,8 @@ class Ticket:
         self._inside = False
         self._is_let_in = False  # by `goodput`, which does not know yet that it is sent
         self._lane = ""
+        self._priority = 0
+        self._patience = inf  # seconds
         self._place = ""
         self.waited = 0.0  # seconds
 
@@ -209,7 +210,9 @@ class Ticket:
         return bool(self._control.limiter.full)
 
     async def enter(self, model: str, headers: Headers, priority: int) -> bool:
-        control, self._lane = self._control, model
+        control, self._lane, self._priority = self._control, model, priority
+        if control.goodput is not None:
+            self._patience = patience(headers, control.limiter.most_seconds(priority))
         has_waited = control.sessions is not None and await self._enter_session(
             control.sessions, headers, priority
         )
@@ -241,15 +244,15 @@ class Ticket:
         self.waited = clock() - now
         return has_waited
 
-    async def wait_for_engine(self, request: LLMRequest, candidates: Candidates) -> bool:
+    async def wait_for_engine(self, spare: float) -> bool:
         control, goodput = self._control, self._control.goodput
         if goodput is None:
             return False
         now = control.clock()
-        most = control.limiter.most_seconds(request.objectives.priority)
         has_waited = await goodput.enter(
-            *(self._responder, request, candidates, self._tenant),
-            patience(request.headers, most),
+            *(self._responder, self._lane, self._tenant, self._priority),
+            patience=self._patience,
+            spare=spare,
         )
         self._is_let_in = True
         self.waited += control.clock() - now
@@ -293,6 +296,7 @@ class HeldTicket(Ticket):
     ) -> None:
         super().__init__(control, responder, waiter.tenant)
         self._lane, self._place, self._inside = waiter.lane, place, True
+        self._priority, self._patience = waiter.priority, waiter.deadline - control.clock()
         self.waited = control.clock() - waiter.came
 
     async def enter(self, model: str, headers: Headers, priority: int) -> bool:
@@ -316,8 +320,8 @@ class _Beside:
         del model, headers, priority
         return False
 
-    async def wait_for_engine(self, request: LLMRequest, candidates: Candidates) -> bool:
-        del request, candidates
+    async def wait_for_engine(self, spare: float) -> bool:
+        del spare
         return False
 
     def takes(self, engine: str) -> bool:

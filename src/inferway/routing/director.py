@@ -328,7 +328,12 @@ class ByPrompt(msgspec.Struct):
         if director.scoring or waited:
             candidates = director.candidates(model.name, within)
         candidates = self._filled(journey, candidates, model, request, slot)
-        if slot is not None and await slot.wait_for_engine(request, candidates):
+        in_time = director.scheduling.in_time
+        if (
+            slot is not None
+            and in_time is not None
+            and await slot.wait_for_engine(in_time.spare_seconds(request, candidates))
+        ):
             journey.matched = await director.matcher.renewed(model, journey.matched)
             candidates = director.candidates(model.name, within)
             candidates = self._filled(journey, candidates, model, request, slot)

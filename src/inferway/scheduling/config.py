@@ -33,10 +33,10 @@ from inferway.scheduling.document import (
 from inferway.scheduling.expected_ttft.plugin import ExpectedTtft
 from inferway.scheduling.flow_control.flow import FlowControl
 from inferway.scheduling.flow_control.section import FlowControlSpec, build_flow_control
-from inferway.scheduling.goodput_admission import GoodputAdmission
 from inferway.scheduling.llmd_compat import ELSEWHERE, FLOW_CONTROL, GATES, MOVED, PROVIDED
 from inferway.scheduling.pickers import MaxScore
 from inferway.scheduling.plugin import (
+    AdmitsInTime,
     Admitter,
     DataProducer,
     Filter,
@@ -125,7 +125,7 @@ class _Build:
             flow_control,
             next((each for each in everything if isinstance(each, AgentIdentity)), None),
             next((each for each in everything if isinstance(each, SessionAdmission)), None),
-            next((each for each in everything if isinstance(each, GoodputAdmission)), None),
+            next((each for each in everything if isinstance(each, AdmitsInTime)), None),
         )
 
     def _admitters(

@@ -39,7 +39,7 @@ from inferway.scheduling.expected_latency import EXPECTED_TTFT
 from inferway.scheduling.expected_ttft.learning import BATCH, FEATURES, FIXED, OWN, PAIRS, TERMS_MS
 from inferway.scheduling.expected_ttft.plugin import ExpectedTtft
 from inferway.scheduling.per_endpoint import EndpointSlots
-from inferway.scheduling.plugin import RequestListener
+from inferway.scheduling.plugin import RequestListener, WaitingCounts
 from inferway.scheduling.registry import Building, Parameters, PluginType
 
 NAME = "goodput-admission"
@@ -60,26 +60,13 @@ class GoodputAdmissionParameters(Parameters, frozen=True):
     engine_wait_ms: Positive = 300.0  # an endpoint with less to compute gets another prompt
 
 
-class AdmissionCounts:
-    """The requests that waited, and their outcomes; numbers for /metrics."""
-
-    __slots__ = ("full", "late", "too_long", "waiting", "went")
-
-    def __init__(self) -> None:
-        self.waiting = 0
-        self.went = 0
-        self.late = 0  # of those that went: it was too late to be in time
-        self.too_long = 0
-        self.full = 0
-
-
 @dataclass(slots=True)
 class GoodputAdmission:
     """See the module. The state is bounded by the endpoints there are."""
 
     parameters: GoodputAdmissionParameters
     expected: ExpectedTtft
-    counts: AdmissionCounts = field(default_factory=AdmissionCounts)
+    counts: WaitingCounts = field(default_factory=WaitingCounts)
     _slots: EndpointSlots = field(init=False)
     # seconds: until when each endpoint gets no prompt, so that its answers catch up
     _closed_until: Column = field(default_factory=lambda: np.zeros(0))

@@ -22,6 +22,7 @@ One plugin may be several of them: what it has the methods of, it is.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import msgspec
@@ -87,6 +88,30 @@ class Admitter(Protocol):
 
     def refusal(self, request: LLMRequest, candidates: Candidates) -> str | None:
         """Return why the request must not go in now, as the client is told; None if it may."""
+
+
+@dataclass(slots=True)
+class WaitingCounts:
+    """The number of requests that wait for an engine, and of those that have waited."""
+
+    waiting: int = 0
+    went: int = 0
+    late: int = 0  # of those that went: it was too late to be in time
+    too_long: int = 0
+    full: int = 0
+
+
+@runtime_checkable
+class AdmitsInTime(Protocol):
+    """Has requests wait at the gateway until an engine can begin their prompts soon."""
+
+    counts: WaitingCounts  # kept by the queue of those that wait
+
+    def is_open(self, candidates: Candidates) -> NDArray[np.bool_]:
+        """Return True for each endpoint that can begin another prompt soon."""
+
+    def spare_seconds(self, request: LLMRequest, candidates: Candidates) -> float:
+        """Return how long the request can wait and be in time; less than 0: it is late already."""
 
 
 @runtime_checkable

@@ -11,8 +11,8 @@ from inferway.model import Candidates
 from inferway.openai_api.llm_request import LLMRequest
 from inferway.scheduling.admitters import UtilizationDetector
 from inferway.scheduling.flow_control.flow import FlowControl
-from inferway.scheduling.goodput_admission import GoodputAdmission
 from inferway.scheduling.plugin import (
+    AdmitsInTime,
     Admitter,
     DataProducer,
     Measured,
@@ -40,7 +40,7 @@ class Scheduling:
     flow_control: FlowControl | None = None  # None: requests wait as the settings have it
     agents: NamesSession | None = None  # reads which agent a request is of
     sessions: SessionAdmission | None = None  # lets new sessions wait; None: they do not wait
-    goodput: GoodputAdmission | None = None  # lets requests wait for an engine; None: none waits
+    in_time: AdmitsInTime | None = None  # lets requests wait for an engine; None: none waits
 
     def admit(self, request: LLMRequest, candidates: Candidates) -> None:
         """Ask the admitters that need no columns. Raises SaturatedError if one refuses."""
@@ -55,12 +55,12 @@ class Scheduling:
         refused if it is sheddable."""
         said = "the endpoint picker has no queue; nothing waits"
         flow, notes, admitters = self.flow_control, [*self.notes], [*self.admitters]
-        if self.goodput is not None:
+        if self.in_time is not None:
             notes.append(f"goodput-admission: {said}")
         if flow is not None:
             notes.append(f"flowControl: {said}")
             admitters.append(flow.detector)
-        return replace(self, flow_control=None, goodput=None, admitters=admitters, notes=notes)
+        return replace(self, flow_control=None, in_time=None, admitters=admitters, notes=notes)
 
     def without_sessions(self, why: str, *, knows_all: bool) -> Scheduling:
         """Return the same where no session waits, and why, for the log. `knows_all`: all turns of a

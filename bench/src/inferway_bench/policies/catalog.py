@@ -81,7 +81,7 @@ def configured(
     config = parse_config({"plugins": plugins, "schedulingProfiles": profiles}, "policy")
     made = build(config, "policy", KnownTypes(), world.random)
     hears = APPROXIMATE not in producers
-    return Policy(made.chooser, made.producers, made.following, hears, admission=made.goodput)
+    return Policy(made.chooser, made.producers, made.following, hears, admission=made.in_time)
 
 
 def approximate(world: World) -> dict[str, Any]:

@@ -35,9 +35,9 @@ from inferway.routing.limits.queue import Waiter
 from inferway.scheduling.expected_ttft.plugin import ExpectedTtft
 from inferway.scheduling.expected_ttft.sent_log import ROW
 from inferway.scheduling.expected_ttft.sharing import Begins, Event, Took, Waits, open_logs
-from inferway.scheduling.goodput_admission import GoodputAdmission
 from inferway.scheduling.idle import idle
 from inferway.scheduling.plugin import (
+    AdmitsInTime,
     DataProducer,
     ProfileHandler,
     RequestListenerFactory,
@@ -65,7 +65,7 @@ class Policy:
     knows_groups: bool = True  # of KV caches; False: what full attention holds counts as reusable
     endpoints: Sequence[Endpoint] = ()  # with their roles; empty: engines that hand over nothing
     sharing: SharingSpec | None = None  # with the other gateways; None: each is alone
-    admission: GoodputAdmission | None = None  # has requests wait; None: none waits
+    admission: AdmitsInTime | None = None  # has requests wait; None: none waits
 
     @property
     def hears(self) -> bool:

@@ -15,7 +15,7 @@ from heapq import heappop, heappush
 from inferway.errors import InferwayError, NoEndpointError, QueueFullError, WaitTooLongError
 from inferway.model import Candidates
 from inferway.routing.limits.queue import FairQueue, Waiter
-from inferway.scheduling.goodput_admission import GoodputAdmission
+from inferway.scheduling.plugin import AdmitsInTime
 
 RETRY_AFTER = 5  # seconds
 
@@ -27,7 +27,7 @@ CandidatesOf = Callable[[str], Candidates]
 class GoodputGate:
     """See the module. Its memory is bounded by `most_waiting` and the models there are."""
 
-    admission: GoodputAdmission
+    admission: AdmitsInTime
     candidates_of: CandidatesOf
     most_waiting: int = 1_000
     queue: FairQueue = field(default_factory=FairQueue)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from inferway.model import Candidates, Headers
-from inferway.openai_api.llm_request import LLMRequest
+from inferway.model import Headers
 
 
 class Slot(Protocol):
@@ -18,9 +17,10 @@ class Slot(Protocol):
         """Return whether it had to wait; `headers` may say for how long it would. Raises
         SaturatedError, or ClientGoneError if its client has not waited."""
 
-    async def wait_for_engine(self, request: LLMRequest, candidates: Candidates) -> bool:
-        """Wait until an engine can begin the prompt soon, if requests wait for that, and return
-        whether the request had to wait. Raises as `enter` does."""
+    async def wait_for_engine(self, spare: float) -> bool:
+        """Wait until an engine can begin the request's prompt soon, if requests wait for that, and
+        return whether it had to wait. After `spare` seconds it is too late for its first token to
+        be in time. Call it after `enter`; it raises as that does."""
 
     @property
     def limits_engines(self) -> bool:
