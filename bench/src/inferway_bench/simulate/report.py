@@ -451,7 +451,6 @@ GoodputPlan = preset(
     trace=("mooncake", "agentic@1048576", "chats@65536"),
     policy=("round-robin", LLM_D_NEW, ORACLE, OURS, HELD),
     load=(0.75, 0.9, 1.1, 1.3),
-    requests=4_000,
     seeds=3,
     capacity=True,
 )
