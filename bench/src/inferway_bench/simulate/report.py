@@ -509,7 +509,11 @@ POLICIES_GOODPUT = replace(
             ),
             where=lambda row: row.keys["policy"] == HELD,
         ),
-        TRACES,
+        replace(
+            TRACES,
+            title="Traces: tokens of an engine's cache; the oracle's mean TTFT in ms when idle, "
+            "and the rate of 100 % in requests a second",
+        ),
     ),
     chart=Chart("Requests within the limits", (_GOODPUT,), split=("trace",)),
     quick={"trace": ("mooncake",), "requests": 1_000, "load": (1.1,), "seeds": 2, "bisections": 3},
