@@ -17,7 +17,7 @@ from inferway_bench.simulate.run import Setting
 
 PLAN = GoodputPlan(requests=1_500)
 SETTING = Setting("mooncake", 8, 1)
-CAPACITY = 6.7  # requests a second of this trace (docs/benchmarks/policies_goodput.md)
+CAPACITY = 6.7  # requests a second that the greedy oracle can do of the first 4,000
 
 
 def outcome_of(policy: str, load: float) -> tuple[Workload, float, Outcome]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
 
 from inferway.errors import InferwayError, NoEndpointError, QueueFullError, WaitTooLongError
 from inferway.model import Candidates
@@ -32,7 +31,6 @@ class GoodputGate:
     most_waiting: int = 1_000
     queue: FairQueue = field(default_factory=FairQueue)
     _coming: dict[str, int] = field(default_factory=dict)  # let in, and not sent yet, by model
-    _latest: list[tuple[float, int, Waiter]] = field(default_factory=list)  # heap
     _displaced: list[Waiter] = field(default_factory=list)
 
     def enters(self, model: str, now: float) -> bool:
@@ -58,7 +56,6 @@ class GoodputGate:
             self.queue.remove(victim)
             self._displaced.append(victim)
         self.queue.add(waiter)
-        heappush(self._latest, (waiter.rank, waiter.number, waiter))
         counts.waiting = self.queue.size
         return waiter
 
@@ -112,11 +109,11 @@ class GoodputGate:
         self.admission.counts.waiting = self.queue.size
 
     def _put_back_late(self, now: float) -> None:
-        while self._latest and self._latest[0][0] < now:
-            waiter = heappop(self._latest)[2]
-            if self.queue.remove(waiter):
-                waiter.priority -= 1
-                self.queue.add(waiter)
+        late = [each for each in self.queue if each.priority % 2 and each.rank < now]
+        for waiter in late:
+            self.queue.remove(waiter)
+            waiter.priority -= 1
+            self.queue.add(waiter)
 
     def _has_room(self, model: str, now: float) -> bool:
         try:
