@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
         ("src/inferway/http/hop_by_hop.py", "tests/http"),
         ("src/inferway/kv/index/memory.py", "tests/kv/index/test_memory.py"),
         ("src/inferway/metrics.py", "tests/test_architecture.py"),
-        ("structured/src/inferway_structured/disk.py", "structured/tests/test_disk.py"),
+        ("structured/src/inferway_structured/cache.py", "structured/tests/test_cache.py"),
         ("bench/src/inferway_bench/loading/measured.py", "bench/tests/loading/test_measured.py"),
         ("tests/routing/test_tokens_once.py", "tests/routing/test_tokens_once.py"),
         ("tests/cluster/serving.py", "tests/cluster"),

@@ -4,6 +4,7 @@
   x RequestError            the client's fault; `status` is 4xx, nothing was forwarded
     - InvalidRequestError     400  a field is missing, has the wrong type or cannot hold
     - SpecError               400  the shape asked of the answer is invalid or cannot be kept
+      + QuarantinedError      400  compiling it has killed a process, or engines
     - PromptTooLongError      400  the prompt does not fit the model's context
     - TemplateError           400  the model's chat template refuses this conversation
     - UnauthorizedError       401  the path wants a key, and the request has not got it
@@ -40,8 +41,8 @@
     - CompileError          500  a grammar could not be made, for reasons of our own
   x HeavyError              work that only a helper process may do; never reaches a client
   x ClientGoneError         the client has gone; there is nobody to be told
-  x HelperError             the helper process cannot be had; never reaches a client
-    - HelperBusyError         too many jobs wait for it, nothing was tried
+  x SandboxError            the helper process cannot be had; never reaches a client
+    - SandboxBusyError        too many jobs wait for it, nothing was tried
     - JobKilledError          the job passed a limit, or brought its process down
     - JobFailedError          the job raised
   x SnapshotError           a file in `state_dir` is not whole; never reaches a client
@@ -95,6 +96,9 @@ from inferway_structured.errors import (
 )
 from inferway_structured.errors import (
     PanicError as PanicError,
+)
+from inferway_structured.errors import (
+    QuarantinedError as QuarantinedError,
 )
 from inferway_structured.errors import (
     RequestError as RequestError,

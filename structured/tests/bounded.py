@@ -18,12 +18,10 @@ from structured.tests.hostile_draws import hostile_specs
 from tests.cpu import slowness
 
 from inferway_structured.backends.cascade import Cascade, light_verdict
-from inferway_structured.compile.compilations import Compilations
-from inferway_structured.compile.compile_limits import CompileLimits
-from inferway_structured.compile.compile_trial import TrialJobs
+from inferway_structured.compile.compilations import Compilations, CompileLimits
+from inferway_structured.compile.compile_trial import trial_jobs
 from inferway_structured.errors import HeavyError, InferwayError, SpecError
 from inferway_structured.spec import Kind, Spec
-from inferway_structured.vllm.core import Light
 
 PLACES: Any = {"const": 1}
 for _ in range(11):
@@ -64,7 +62,7 @@ def main(which: str, seed: str, count: str) -> None:
         if which == "killers"
         else (CompileLimits(), hostile_specs(int(seed), int(count)))
     )
-    manager = Compilations(Light(cascade), limits, trials=TrialJobs(cascade))
+    manager = Compilations(cascade.compile_light, limits, trials=trial_jobs(cascade))
     with closing(manager):
         for name, spec in specs:
             slow = slowness()

@@ -5,31 +5,28 @@ from __future__ import annotations
 import json
 import os
 
-import outlines_core
 
-_PREPARED: list[outlines_core.Vocabulary] = []
-
-
-def prepare(argument: bytes) -> None:
-    """From `[eos, {token as latin-1: [id, …]}]`."""
-    eos, tokens = json.loads(argument)
-    ids = {token.encode("latin-1"): found for token, found in tokens.items()}
-    _PREPARED.append(outlines_core.Vocabulary(eos, ids))
-
-
-def index(argument: bytearray) -> bytes:
-    """Of a regex."""
-    made: bytes = outlines_core.Index(argument.decode(), _PREPARED[0]).__reduce__()[1][0]
-    return made
+def named(argument: bytearray) -> bytes:
+    done: bytes = globals()[json.loads(argument)["text"]](argument)
+    return done
 
 
 def upper(argument: bytearray) -> bytes:
-    return argument.decode().upper().encode()
+    text: str = json.loads(argument)["text"]
+    return text.upper().encode()
 
 
 def spin(_: bytearray) -> bytes:
     while True:
         pass
+
+
+def grow(_: bytearray) -> bytes:
+    return bytes(1 << 30)
+
+
+def refuse(_: bytearray) -> bytes:
+    raise ValueError("not a grammar")
 
 
 def niceness(_: bytearray) -> bytes:

@@ -11,9 +11,9 @@ from functools import cache
 from pathlib import Path
 
 from inferway_structured.backends.vocabulary import Vocabulary
-from inferway_structured.compile.compile_limits import CompileLimits
-from inferway_structured.compile.jobs import Child, Job
-from inferway_structured.errors import SpecError
+from inferway_structured.compile.compilations import Compilations, CompileLimits
+from inferway_structured.compile.compile_trial import Jobs
+from inferway_structured.errors import HeavyError, SpecError
 from inferway_structured.grammar import Compiled, Grammar, Unenforced
 from inferway_structured.spec import Kind, Spec
 
@@ -25,7 +25,6 @@ SECONDS = 120.0  # a test that waits longer fails; children are nice, and machin
 PATIENT = CompileLimits(
     wait_seconds=SECONDS,
     build_seconds=SECONDS,
-    child=replace(CompileLimits().child, wall_seconds=SECONDS),
     trial=replace(CompileLimits().trial, wall_seconds=SECONDS),
 )
 
@@ -85,6 +84,10 @@ class Gated:
         assert self.arrived.acquire(timeout=SECONDS)
 
 
+def is_held(manager: Compilations, text: str) -> bool:
+    return spec(text).key in {held.key for held in manager.held_specs()}
+
+
 def wait_until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + SECONDS
     while not condition():
@@ -100,20 +103,17 @@ class Clock:
         return self.now
 
 
-@dataclass
-class TextJobs:
-    """A job for every spec: `function` of structured.tests.compile_jobs, of its text."""
+def text_jobs(function: str = "named") -> Jobs:
+    """A job for every spec: `function` of structured.tests.compile_jobs; "named" is the one of
+    them that is the spec's text."""
+    return Jobs(f"{JOBS}:{function}", lambda _, data: Made(data.decode(), backend="job"))
 
-    function: str
-    required: bool = True
-    fingerprint: str = "vocabulary and version"
-    child: Child = field(default_factory=lambda: Child((JOBS,)))
-    finish: Callable[[bytes], Compiled] = lambda data: Made(data.decode(), backend="job")
 
-    def job(self, spec: Spec) -> Job | None:
-        return Job(
-            f"{JOBS}:{self.function}", spec.text.encode(), self.finish, required=self.required
-        )
+def heavy(spec: Spec) -> Made:
+    """Compiles nothing itself but what begins with "light"."""
+    if spec.text.startswith("light"):
+        return Made(spec.text)
+    raise HeavyError("a shape that may take long")
 
 
 @cache

@@ -79,8 +79,9 @@ CASES: Mapping[str, Mapping[str, Any]] = {
     "pattern": {
         "": {"type": "string", "pattern": "^a+$"},
         "with `maxLength`": {"type": "string", "pattern": "^a+$", "maxLength": 3},
-        "with look-around": {"type": "string", "pattern": "(?=a)"},
-        "with a word's edge": {"type": "string", "pattern": r"^\bfoo\b$"},
+        "with look-ahead": {"type": "string", "pattern": r"^(?=.*\d)(?!.* ).{8,64}$"},
+        "with look-behind": {"type": "string", "pattern": "(?<=a)b"},
+        "with a word's edge": {"type": "string", "pattern": r"\bfoo\b"},
     },
     "format": {
         "`date`": {"type": "string", "format": "date"},
@@ -106,12 +107,21 @@ CASES: Mapping[str, Mapping[str, Any]] = {
             "oneOf": [{"type": "integer"}, {"type": "string"}]
         },
         "with branches that overlap": {
+            "type": "object",
+            "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+            "oneOf": [{"required": ["a"]}, {"properties": {"b": {"minimum": 1}}}],
+        },
+        "with branches whose opposite cannot be said": {
             "oneOf": [{"type": "integer", "multipleOf": 3}, {"type": "integer", "multipleOf": 5}]
         },
     },
     "not": {
-        "": {"not": {"type": "integer"}},
-        "with the inside of an object": {"not": {"properties": _A, "required": ["a"]}},
+        "": {"not": {"type": "string"}},
+        "of `pattern`": {"not": {"type": "string", "pattern": "^[a-z]+$"}},
+        "with the inside of an object": {
+            "not": {"properties": {"a": {"const": 1}}, "required": ["a"]}
+        },
+        "of `integer`, where a number may come": {"not": {"type": "integer"}},
     },
     "if": {
         "": {

@@ -21,7 +21,7 @@ MODULES = {
 
 # What the package and its extras bring, and what every engine has.
 LIBRARIES = {
-    *(PACKAGE, "msgspec", "numpy", "llguidance", "outlines_core", "jsonschema_rs"),
+    *(PACKAGE, "msgspec", "numpy", "llguidance", "jsonschema_rs"),
     *("vllm", "torch", "transformers", "xgrammar", "starlette", "prometheus_client"),
 }
 PURE = [

@@ -24,7 +24,7 @@ def test_a_chat_may_be_given_as_it_would_be_sent() -> None:
     (asked,) = read(model="m", messages=[{"role": "user", "content": "hi"}], **FORM)
 
     assert asked == OutputConstraint(
-        Spec(Kind.JSON, '{"type":"object","title":"a"}'), "response_format/json_schema/schema"
+        Spec(Kind.JSON, '{"type":"object"}'), "response_format/json_schema/schema"
     )
 
 

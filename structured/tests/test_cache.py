@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from structured.tests.compiling import Clock
 
-from inferway_structured.cache import MemoryCache, Remembered
+from inferway_structured.cache import RecentlyUsed, Remembered
 
 
 def test_a_cache_never_holds_more_bytes_than_it_may() -> None:
-    cache: MemoryCache[int, int] = MemoryCache(1000)
+    cache: RecentlyUsed[int, int] = RecentlyUsed(1000)
 
     for n in range(200):
         cache.put(n % 30, n, n * 7 % 400)
-        assert cache.num_bytes == sum(cache._kept[key][1] for key in cache._kept) <= 1000
+        assert cache.size == sum(cache._kept[key][1] for key in cache._kept) <= 1000
 
 
 def test_using_it_keeps_it() -> None:
-    cache: MemoryCache[str, str] = MemoryCache(2)
+    cache: RecentlyUsed[str, str] = RecentlyUsed(2)
     cache.put("a", "A", 1)
     cache.put("b", "B", 1)
     cache.get("a")
@@ -27,21 +27,21 @@ def test_using_it_keeps_it() -> None:
 
 
 def test_what_is_put_again_counts_once() -> None:
-    cache: MemoryCache[str, str] = MemoryCache(10)
+    cache: RecentlyUsed[str, str] = RecentlyUsed(10)
     cache.put("a", "A", 6)
 
     cache.put("a", "AA", 7)
 
-    assert (cache.get("a"), cache.num_bytes, len(cache)) == ("AA", 7, 1)
+    assert (cache.get("a"), cache.size, len(cache)) == ("AA", 7, 1)
 
 
 def test_what_grew_too_large_is_dropped() -> None:
-    cache: MemoryCache[str, str] = MemoryCache(10)
+    cache: RecentlyUsed[str, str] = RecentlyUsed(10)
     cache.put("a", "A", 6)
 
     cache.put("a", "AA", 11)
 
-    assert (cache.get("a"), cache.num_bytes) == (None, 0)
+    assert (cache.get("a"), cache.size) == (None, 0)
 
 
 def test_it_is_remembered_until_its_time_ends() -> None:

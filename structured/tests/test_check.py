@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from structured.tests.lifelike import keywords, lifelike_schemas
 
-from inferway_structured.backends.cascade import verdict as cascade_verdict
+from inferway_structured.backends.cascade import verdict
 from inferway_structured.compile.cost import estimated_seconds
 from inferway_structured.errors import SpecError, is_panic
 from inferway_structured.report import in_request
@@ -17,7 +17,7 @@ from inferway_structured.validate.check import DEFAULT, check
 from inferway_structured.validate.json_schema_drafts import validator_of
 from inferway_structured.validate.limits import SpecLimits
 from inferway_structured.validate.schema_walk import graph, longest_path
-from inferway_structured.validate.validator import verdict
+from inferway_structured.validate.validator import is_valid
 
 # What schemas of JSONSchemaBench say; 300 of them were checked once, and all passed.
 SAID = """$comment $defs $id $ref $schema additionalItems additionalProperties allOf anyOf const
@@ -141,9 +141,9 @@ def test_what_is_mended_is_enforced_and_answers_are_held_against_it() -> None:
 
     check(spec)
 
-    assert list(cascade_verdict(spec).unenforced) == []
-    assert verdict(spec, '{"a":1}').valid is True
-    assert verdict(spec, "{}").valid is False
+    assert list(verdict(spec).unenforced) == []
+    assert is_valid(spec, '{"a":1}') is True
+    assert is_valid(spec, "{}") is False
 
 
 DRAFTS = (

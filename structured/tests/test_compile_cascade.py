@@ -6,18 +6,13 @@ import json
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
-from structured.tests.compiling import PATIENT, SECONDS, smollm2, wait_until
+from structured.tests.compiling import PATIENT, SECONDS, smollm2
 
 from inferway_structured.backends.cascade import Cascade
-from inferway_structured.backends.outlines_child import MODULE
-from inferway_structured.backends.outlines_core import OutlinesJobs
 from inferway_structured.compile.compilations import Compilations
-from inferway_structured.compile.jobs import Job
 from inferway_structured.errors import SpecError
 from inferway_structured.spec import Kind, Spec
 
@@ -29,7 +24,7 @@ def cascade() -> Cascade:
 
 @pytest.fixture
 def manager(cascade: Cascade) -> Iterator[Compilations]:
-    made = Compilations(cascade, PATIENT)
+    made = Compilations(cascade.compile, PATIENT)
     yield made
     made.close()
 
@@ -96,51 +91,3 @@ def test_hostile_specs_hold_up_nobody_for_long(manager: Compilations) -> None:
         error = future.exception(SECONDS)
         assert error is None or isinstance(error, SpecError)
     assert threading.active_count() < threads + 10
-
-
-def test_a_regex_asked_for_often_gets_the_automaton_that_a_child_has_built(
-    cascade: Cascade, tmp_path: Path
-) -> None:
-    manager = Compilations(cascade, PATIENT, jobs=OutlinesJobs(smollm2()), disk=tmp_path)
-    date = Spec(Kind.REGEX, "[0-9]{4}-[0-9]{2}-[0-9]{2}")
-    try:
-        before = first_mask(manager, date)
-        backends = {manager.compile(date).result(SECONDS).backend for _ in range(3)}
-        assert backends == {"llguidance"}
-        wait_until(lambda: manager.compile(date).result(SECONDS).backend == "outlines_core")
-
-        assert first_mask(manager, date) == before
-    finally:
-        manager.close()
-
-    again = Compilations(cascade, PATIENT, jobs=OutlinesJobs(smollm2()), disk=tmp_path)
-    try:
-        assert again.compile(date).result(SECONDS).backend == "outlines_core"
-        assert again.counts.cache_hits.value("disk") == 1
-    finally:
-        again.close()
-
-
-class AllRegexes(OutlinesJobs):
-    """As if the hostile ones were not seen."""
-
-    def job(self, spec: Spec) -> Job:
-        return Job(f"{MODULE}:index", spec.text.encode(), self.load)
-
-
-def test_a_regex_whose_automaton_kills_the_child_keeps_its_other_grammar(
-    cascade: Cascade,
-) -> None:
-    child = replace(PATIENT.child, cpu_seconds=1)
-    limits = replace(PATIENT, child=child, job_after=2)
-    manager = Compilations(cascade, limits, jobs=AllRegexes(smollm2()))
-    hostile = Spec(Kind.REGEX, "(a|b)*a(a|b){14}")
-    try:
-        manager.compile(hostile).result(SECONDS)
-        manager.compile(hostile).result(SECONDS)
-        wait_until(lambda: manager.snapshot()["quarantined"] == {"": 1})
-
-        assert manager.compile(hostile).result(0).backend == "llguidance"
-        assert manager.counts.helper_kills.total() == 1
-    finally:
-        manager.close()

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from inferway_structured.counts import Counts, Snapshot, families, merged
+from inferway_structured.counts import FAMILIES, Counts, Snapshot, merged
 from inferway_structured.validate.keywords import label
 from inferway_structured.vllm.metrics import metrics_of
 
@@ -71,7 +71,7 @@ def test_every_family_is_on_the_page_before_anything_is_counted() -> None:
     page = text(Counts().snapshot())
 
     shown = {family.name for family in text_string_to_metric_families(page)}
-    assert shown == {f"inferway_structured_{family.name}" for family in families()}
+    assert shown == {f"inferway_structured_{name}" for name in FAMILIES}
 
 
 def test_counters_without_labels_begin_at_zero() -> None:
@@ -97,7 +97,7 @@ def test_a_counter_has_only_so_many_series() -> None:
 
     assert len(counts.requests.snapshot()) == 201
     assert counts.requests.value("other", "other", "other") == 800
-    assert counts.requests.total() == 1000
+    assert sum(counts.requests.snapshot().values()) == 1000
 
 
 def test_a_keyword_that_a_client_made_up_is_no_label() -> None:

@@ -465,7 +465,7 @@ FORM = {"response_format": {"type": "json_object"}}
     [
         ({"guided_regex": 1}, "guided_regex: expected a string"),
         ({"guided_json": "{"}, "guided_json: not valid JSON"),
-        ({"guided_json": {"default": float("nan")}}, "guided_json: holds a number out of range"),
+        ({"guided_json": {"const": float("nan")}}, "guided_json: holds a number out of range"),
         ({"guided_choice": []}, "guided_choice: an empty array"),
         ({"structural_tag": "\ud800"}, "structural_tag: not valid JSON"),
         (
@@ -531,7 +531,7 @@ def free_in(tools: list[dict[str, Any]]) -> list[bool]:
 
 
 def test_the_schemas_of_tools_are_kept_up_to_a_bound_of_all_together() -> None:
-    big = {"description": "x" * 60_000}
+    big = {"const": "x" * 60_000}
 
     assert free_in([tool(f"f{i}", parameters=big) for i in range(5)]) == [False] * 3 + [True] * 2
     assert sum(map(free_in([tool(f"f{i}") for i in range(3_000)]).count, [False])) == 1024

@@ -11,7 +11,7 @@ from inferway_structured.backends.cascade import verdict
 from inferway_structured.spec import Spec, grammar_spec, regex_spec
 from inferway_structured.validate.check import check
 from inferway_structured.validate.respelled import respelled_lark, respelled_regex
-from inferway_structured.validate.validator import verdict as validity
+from inferway_structured.validate.validator import is_valid
 
 REGEXES = [
     (r"^^a$$", ["a"], ["^a", "a$", ""]),
@@ -41,7 +41,7 @@ LARK = [
 def holds(spec: Spec, text: str) -> bool | None:
     check(spec)
     assert verdict(spec).backend == "llguidance"
-    return validity(spec, text).valid
+    return is_valid(spec, text)
 
 
 @pytest.mark.parametrize(("text", "matching", "others"), REGEXES)

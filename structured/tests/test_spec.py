@@ -19,6 +19,7 @@ from inferway_structured.spec import (
     json_spec,
     parsed,
     size_at_least,
+    structural_tag_spec,
 )
 
 FINITE = st.recursive(
@@ -69,9 +70,68 @@ def test_vllms_parameters_may_lack_fields_that_their_version_does_not_have() -> 
     assert from_vllm(SimpleNamespace(json="{}")) == Spec(Kind.JSON, "{}")
 
 
-def test_properties_keep_their_order() -> None:
-    assert json_spec('{"b": 1, "a": 2}', "x").text == '{"b":1,"a":2}'
-    assert json_spec('{"b": 1, "a": 2}', "x").key != json_spec('{"a": 2, "b": 1}', "x").key
+def test_keywords_come_in_one_order_and_names_and_values_in_their_own() -> None:
+    schema = {
+        "required": ["b"],
+        "properties": {"title": {"type": "string", "const": "", "title": "T"}, "a": {}},
+        "allOf": [{"type": "object", "description": ""}],
+        "$defs": {"z": {"type": "null", "const": None}, "y": True},
+        "enum": [{"title": 1, "a": 2}],
+        "x-unknown": {"title": 1, "a": 2},
+    }
+
+    text = json_spec(schema, "x").text
+
+    assert text == (
+        '{"$defs":{"z":{"const":null,"type":"null"},"y":true},"enum":[{"title":1,"a":2}],'
+        '"required":["b"],"x-unknown":{"title":1,"a":2},'
+        '"properties":{"title":{"const":"","type":"string"},"a":{}},"allOf":[{"type":"object"}]}'
+    )
+    assert text == json_spec(json.loads(text), "x").text
+
+
+def test_names_that_no_reference_can_mean_are_left_out() -> None:
+    named = {"$id": "http://x/y", "properties": {"a": {"id": "#a", "$anchor": "b"}}}
+
+    assert json_spec(named, "x").text == '{"properties":{"a":{}}}'
+    assert json_spec({**named, "$ref": "#b"}, "x").text.count("#a") == 1
+
+
+def test_a_description_that_a_reference_leads_to_stays() -> None:
+    schema = {"default": {"type": "null"}, "allOf": [{"$ref": "#/default"}]}
+
+    assert json.loads(json_spec(schema, "x").text) == schema
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "are_equal"),
+    [
+        ({"type": "object", "required": []}, {"required": [], "type": "object"}, True),
+        ({"properties": {"a": {}, "b": {}}}, {"properties": {"b": {}, "a": {}}}, False),
+        ({"allOf": [{}], "properties": {}}, {"properties": {}, "allOf": [{}]}, False),
+        ({"enum": [{"a": 1, "b": 2}]}, {"enum": [{"b": 2, "a": 1}]}, False),
+        ({"type": "null", "description": "one"}, {"description": "two", "type": "null"}, True),
+        ({"title": "a"}, {"x-title": "a"}, False),
+    ],
+)
+def test_what_is_written_in_another_order_is_the_same_unless_answers_differ(
+    one: object, other: object, are_equal: bool
+) -> None:
+    assert (json_spec(one, "x").key == json_spec(other, "x").key) is are_equal
+
+
+def test_the_schemas_of_a_tag_have_their_keywords_in_one_order_and_the_request_keeps_its_own() -> (
+    None
+):
+    def tag(schema: object) -> dict[str, object]:
+        return {"format": {"type": "json_schema", "json_schema": schema}}
+
+    given = tag({"type": "object", "required": []})
+
+    made = structural_tag_spec(given, "x")
+
+    assert made.key == structural_tag_spec(tag({"required": [], "type": "object"}), "x").key
+    assert list(given["format"]["json_schema"]) == ["type", "required"]  # type: ignore[index]
 
 
 def test_of_a_name_that_comes_twice_the_last_value_counts() -> None:

@@ -76,7 +76,9 @@ async def test_what_no_backend_takes_is_told_with_its_words(trial: Trial, spec: 
 
 async def test_what_takes_too_much_is_killed_and_the_next_one_is_not() -> None:
     limits = Limits(memory_bytes=24 << 20, cpu_seconds=2, wall_seconds=10.0)
-    hostile = Spec(Kind.JSON, '{"type":"array","maxItems":400000,"items":{"type":"integer"}}')
+    rules = [f'rule_{n}: "{n}" ("b" "c"){{1,50}}' for n in range(999)]
+    start = "start: " + " | ".join(f"rule_{n}" for n in range(999))
+    hostile = Spec(Kind.GRAMMAR, "\n".join([start, *rules]))
     with closing(Trial(limits)) as trial:
         with pytest.raises(JobKilledError):
             await trial.verdict(hostile)

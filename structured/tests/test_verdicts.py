@@ -11,8 +11,12 @@ import pytest
 from structured.tests.patient import PATIENT
 
 from inferway_structured.compile.compile_trial import LIMITS, Trial
-from inferway_structured.compile.failures import QuarantinedError
-from inferway_structured.errors import ChecksBusyError, SaturatedError, SpecError
+from inferway_structured.errors import (
+    ChecksBusyError,
+    QuarantinedError,
+    SaturatedError,
+    SpecError,
+)
 from inferway_structured.library import GrammarLibrary
 from inferway_structured.spec import Kind, OutputConstraint, Spec, json_spec
 from inferway_structured.texts import AnswerText
@@ -72,7 +76,7 @@ async def test_where_nothing_is_compiled_only_what_is_invalid_is_refused(
     assert await verdicts.examine([REFUSED, SET], compiles=False) == ([REFUSED, SET], [])
     with pytest.raises(SpecError):
         await verdicts.examine([INVALID], compiles=False)
-    assert verdicts.num_known == 0
+    assert len(verdicts._known) == 0
 
 
 async def test_who_may_block_is_told_the_same(verdicts: Verdicts) -> None:
@@ -114,7 +118,7 @@ async def test_what_is_killed_or_invalid_is_counted_and_checked_once() -> None:
         with pytest.raises(SpecError):
             verdicts.verdict_now(asked)
 
-    assert verdicts.counts.refusals.total() == 1
+    assert list(verdicts.counts.refusals.snapshot().values()) == [1]
     assert verdicts.library.helpers["structured"].stats.jobs == 2
     await verdicts.close()
 

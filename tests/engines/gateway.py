@@ -93,10 +93,14 @@ def ask_directly(gateway: str, engine: RealEngine, request: Request) -> Cached:
 
 
 def requests_seen(engines: Sequence[RealEngine]) -> float:
-    """Inference requests that the engines' servers answered, well or badly."""
+    """Inference requests that the engines' servers answered, well or badly. Counting tokens is
+    none: the gateway's probes do it later than `wait_until_probed` tells."""
     return sum(
         float(line.rsplit(" ", 1)[1])
         for engine in engines
         for line in client.get(f"{engine.url}/metrics").raw.decode().splitlines()
-        if line.startswith("http_requests_total{") and "/v1/" in line and 'method="POST"' in line
+        if line.startswith("http_requests_total{")
+        and "/v1/" in line
+        and "count_tokens" not in line
+        and 'method="POST"' in line
     )

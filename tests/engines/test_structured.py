@@ -198,7 +198,7 @@ def test_a_call_that_must_come_has_its_arguments_shape(
 def test_any_number_of_tools_may_be_given(url: str, number: int, strict: bool) -> None:
     """Their schemas are kept up to a bound, and named beyond."""
     words = "What is looked for, in the words of whoever asks. " * 9
-    schema = {**REPORT, "description": words}
+    schema = {**REPORT, "x-words": words}
     tools = [tool(f"tool_{i}", schema, strict=strict) for i in range(number)]
     plain = "{% for m in messages %}{{ m.content }}{% endfor %}"  # the prompt has no tools
 

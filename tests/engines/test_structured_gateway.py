@@ -14,7 +14,7 @@ from tests.engines import client
 from tests.engines.chats import CHAT
 from tests.engines.conftest import FULL, ROOT, Say, serve
 from tests.engines.engine import RealEngine, wait_until_ready
-from tests.engines.gateway import requests_seen
+from tests.engines.gateway import requests_seen, wait_until_probed
 from tests.engines.hostile_shapes import BAD
 from tests.engines.record_shapes import SHAPES
 from tests.engines.shaped import (
@@ -31,7 +31,7 @@ from tests.engines.shaped import (
 from tests.engines.waiting import wait_until
 from tests.stored import rows
 
-from inferway_structured.compile.failures import TOO_LONG
+from inferway_structured.backends.answer_state import TOO_LONG
 
 SETTINGS = {"inferway": {"structured": True}}
 SET = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True, "maxItems": 2}
@@ -110,7 +110,7 @@ def test_what_is_not_enforced_is_named_once(url: str) -> None:
 
 def test_the_engine_was_told_of_shapes_in_advance(url: str, engine: RealEngine) -> None:
     body = body_of(KINDS[0], "Who are you?")
-    body["response_format"] = schema_form({**PERSON, "title": "told"})
+    body["response_format"] = schema_form({**PERSON, "x-title": "told"})
 
     said(client.post(url + CHAT, body))
 
@@ -135,6 +135,7 @@ def test_gateway_and_engine_explain_a_shape_by_the_same_backend(
 def test_of_a_stock_engine_the_gateway_says_what_it_can_see(
     gateway: str, engines: Sequence[RealEngine]
 ) -> None:
+    wait_until_probed(gateway)
     before = requests_seen(engines)
     bad = client.post(gateway + CHAT, chat("hi", response_format=schema_form({"type": "strin"})))
     assert (bad.status, requests_seen(engines)) == (400, before)

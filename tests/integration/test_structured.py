@@ -16,6 +16,7 @@ from tests.integration.recorders import Recorder, in_front_of
 
 from inferway.config import ProbeSettings, StructuredSettings
 from inferway_sim.config import EventsConfig, LatencyModel
+from inferway_structured.spec import json_spec
 
 SCHEMA = {
     "type": "object",
@@ -354,7 +355,7 @@ async def test_an_engine_is_told_a_shape_in_advance_once(start_fleet: StartFleet
         return await fleet.metric("inferway_gate_warmed_total", outcome="sent") == 1
 
     await until(sent)
-    assert engine.structured.warmed == [("json", json.dumps(SCHEMA, separators=(",", ":")))]
+    assert engine.structured.warmed == [("json", json_spec(SCHEMA, "").text)]
 
 
 async def test_a_stock_engine_is_told_nothing(start_fleet: StartFleet) -> None:

@@ -3,6 +3,7 @@
     DIR/lock             locked by the gateway that uses the directory
     DIR/NAME.snapshot    what a holder has
     DIR/uncounted        holders whose copies are not counted, one a line
+    DIR/verdicts.sqlite  verdicts on shapes (inferway_structured.verdict_store)
 
     snapshot = MAGIC | checksum of the rest | length of the identity | identity | HolderSnapshot
 

@@ -33,6 +33,7 @@ def fleet_gate(
         clock=time.monotonic,
         is_busy=is_busy,
         on_judged=on_judged,
+        state_dir=settings.state_dir,
     )
 
 

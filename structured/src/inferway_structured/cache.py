@@ -1,6 +1,5 @@
-"""A cache of specs in memory: what was compiled, by bytes; what was refused, by time; all else, by
-number. None of them locks: the owner does.
-"""
+"""Caches in memory: of so many values or bytes, and of so many seconds. Neither locks: the owner
+does."""
 
 from __future__ import annotations
 
@@ -13,11 +12,13 @@ V = TypeVar("V")
 
 
 class RecentlyUsed(Generic[K, V]):
-    """Keeps no more than `most` values. What was used longest ago goes first."""
+    """Keeps values of no more than `most` together: so many, or so many bytes, as `put` is told.
+    What was used longest ago goes first; what alone is over the limit is not kept."""
 
     def __init__(self, most: int) -> None:
+        self.size = 0  # of all values together
         self._most = most
-        self._kept: OrderedDict[K, V] = OrderedDict()
+        self._kept: OrderedDict[K, tuple[V, int]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -28,59 +29,30 @@ class RecentlyUsed(Generic[K, V]):
     def get(self, key: K) -> V | None:
         """Return the value, which counts as used now; None if it is not kept."""
         found = self._kept.get(key)
-        if found is not None:
-            self._kept.move_to_end(key)
-        return found
-
-    def put(self, key: K, value: V) -> None:
-        """Keep a value in place of what was there."""
-        self._kept[key] = value
-        self._kept.move_to_end(key)
-        if len(self._kept) > self._most:
-            self._kept.popitem(last=False)
-
-    def drop(self, key: K) -> V | None:
-        """Return the value, and keep it no longer."""
-        return self._kept.pop(key, None)
-
-
-class MemoryCache(Generic[K, V]):
-    """Keeps values of so many bytes together. What was used longest ago goes first; what alone is
-    over the limit is not kept."""
-
-    def __init__(self, max_bytes: int) -> None:
-        self.num_bytes = 0
-        self._max_bytes = max_bytes
-        self._kept: OrderedDict[K, tuple[V, int]] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._kept)
-
-    def get(self, key: K) -> V | None:
-        found = self._kept.get(key)
         if found is None:
             return None
         self._kept.move_to_end(key)
         return found[0]
 
-    def last_used(self) -> Iterator[tuple[K, V]]:
+    def last_used(self) -> Iterator[V]:
         """Yield what is kept; what was used last comes first."""
-        return ((key, value) for key, (value, _) in reversed(self._kept.items()))
+        return (value for value, _ in reversed(self._kept.values()))
 
-    def put(self, key: K, value: V, num_bytes: int) -> None:
+    def put(self, key: K, value: V, size: int = 1) -> None:
         """Keep a value in place of what was there."""
         self.drop(key)
-        if num_bytes > self._max_bytes:
+        if size > self._most:
             return
-        self._kept[key] = (value, num_bytes)
-        self.num_bytes += num_bytes
-        while self.num_bytes > self._max_bytes:
+        self._kept[key] = (value, size)
+        self.size += size
+        while self.size > self._most:
             self.drop(next(iter(self._kept)))
 
-    def drop(self, key: K) -> None:
-        dropped = self._kept.pop(key, None)
-        if dropped is not None:
-            self.num_bytes -= dropped[1]
+    def drop(self, key: K) -> V | None:
+        """Return the value, and keep it no longer."""
+        value, size = self._kept.pop(key, (None, 0))
+        self.size -= size
+        return value
 
 
 class Remembered(Generic[K, V]):

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 
-from inferway_structured.vllm.variables import REPORT_VARIABLE, REQUIRED, VARIABLE, is_off
+from inferway_structured.vllm.settings import REPORT_VARIABLE, REQUIRED, VARIABLE, is_off
 
 _REPORT_VALIDITY = "--report-validity"
 _ALLOW_STOCK = "--allow-stock"

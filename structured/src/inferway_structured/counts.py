@@ -1,17 +1,17 @@
 """Counters of structured output: plain numbers, for whichever page shows them.
 
-`snapshot` is JSON; snapshots of several processes add up (`merged`); a collector of
-prometheus_client reads `samples`. Labels are a few words of ours; what a client chose is never one.
+`snapshot` is JSON; snapshots of several processes add up (`merged`). Labels are a few words of
+ours; what a client chose is never one.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any
 
 # Seconds. llguidance compiles in 1 ms, the slowest index may take 15 s; a mask takes 6 µs.
 COMPILE_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.25, 1.0, 2.5, 5.0, 15.0)
@@ -21,14 +21,6 @@ STEP_BUCKETS = (0.00001, 0.00005, 0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.
 _MAX_SERIES = 200
 
 Snapshot = Mapping[str, Mapping[str, Any]]
-
-
-class Sample(NamedTuple):
-    """A line of a Prometheus page: what is added to the family's name, labels, value."""
-
-    suffix: str
-    labels: tuple[tuple[str, str], ...]
-    value: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +50,6 @@ class Numbers:
 
     def value(self, *labels: str) -> float:
         return self._values.get(labels, 0)
-
-    def total(self) -> float:
-        with self._lock:
-            return sum(self._values.values())
 
     def snapshot(self) -> dict[str, float]:
         """Return the numbers by their label values, with a slash between those."""
@@ -121,7 +109,7 @@ class Counts:
         )
         self.cache_hits = counter(
             "cache_hits",
-            "Shapes that were not compiled anew, by the cache: memory, disk or refused.",
+            "Shapes that were not compiled anew, by the cache: memory or refused.",
             "level",
         )
         self.joins = counter(
@@ -148,9 +136,7 @@ class Counts:
             "quarantined", "Shapes that are not compiled for a while: they killed a child process."
         )
         self.held_bytes = gauge(
-            "held_bytes",
-            "Estimated bytes of the compiled shapes, by the cache: memory or disk.",
-            "level",
+            "held_bytes", "Estimated bytes of the compiled shapes, by the cache: memory.", "level"
         )
         self.held_specs = gauge("held_specs", "Compiled shapes in memory.")
         self.waiting_builds = gauge("waiting_builds", "Compilations that have not begun.")
@@ -206,51 +192,16 @@ class Counts:
         return made
 
 
-_FAMILIES = {name: each.family for name, each in Counts().all.items()}
+# In the order of the page.
+FAMILIES = {name: each.family for name, each in Counts().all.items()}
 
 
 def merged(snapshots: Iterable[Snapshot]) -> dict[str, dict[str, float]]:
     """Return the sum of several processes' snapshots. What is not a family of ours is left out."""
-    total: dict[str, dict[str, float]] = {name: {} for name in _FAMILIES}
+    total: dict[str, dict[str, float]] = {name: {} for name in FAMILIES}
     for snapshot in snapshots:
         for name, values in snapshot.items():
             family = total.get(name, {})
             for label, value in values.items():
                 family[label] = family.get(label, 0) + value
     return total
-
-
-def families() -> Sequence[Family]:
-    """Return all families, in the order of the page."""
-    return tuple(_FAMILIES.values())
-
-
-def samples(snapshot: Snapshot) -> Iterator[tuple[Family, list[Sample]]]:
-    """Yield each family with its samples, as prometheus_client's Metric and add_sample want
-    them."""
-    for name, values in snapshot.items():
-        family = _FAMILIES[name]
-        yield (
-            family,
-            list(_histogram(values) if family.type == "histogram" else _plain(family, values)),
-        )
-
-
-def _plain(family: Family, values: Mapping[str, float]) -> Iterator[Sample]:
-    suffix = "_total" if family.type == "counter" else ""
-    if not family.labels:
-        values = {"": 0, **values}  # there from the start, so that a rate can be taken
-    for joined, value in values.items():
-        given = joined.split("/") if family.labels else []
-        yield Sample(suffix, tuple(zip(family.labels, given, strict=True)), value)
-
-
-def _histogram(values: Mapping[str, float]) -> Iterator[Sample]:
-    so_far = 0.0
-    for bound, count in values.items():
-        if bound != "sum":
-            so_far += count
-            yield Sample("_bucket", (("le", bound),), so_far)
-    if values:
-        yield Sample("_sum", (), values["sum"])
-        yield Sample("_count", (), so_far)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from typing import TypeVar
 
 
 class InferwayError(Exception):
@@ -10,6 +11,9 @@ class InferwayError(Exception):
     many seconds it may be over, for the header of that name; None: waiting does not help."""
 
     retry_after: int | None = None
+
+
+E = TypeVar("E", bound=InferwayError)
 
 
 class RequestError(InferwayError):
@@ -35,16 +39,16 @@ class SpecError(RequestError):
     code = "invalid_structure"
 
     def __init__(
-        self,
-        message: str,
-        *,
-        place: str = "",
-        keyword: str | None = None,
-        param: str | None = None,
+        self, message: str, *, place: str = "", keyword: str | None = None, param: str | None = None
     ) -> None:
         super().__init__(message, param=param)
         self.place = place
         self.keyword = keyword
+
+
+class QuarantinedError(SpecError):
+    """The spec is refused, because compiling it was killed with its process, now or not long ago,
+    or because engines were lost with it."""
 
 
 class BodyTooLargeError(RequestError):
@@ -134,6 +138,14 @@ class PanicError(Exception):
     def __init__(self, words: str) -> None:
         super().__init__("a library written in Rust has panicked")
         self.words = words
+
+
+def again(error: E) -> E:
+    """Return an equal error: each request that gets one raises its own, because a raised error
+    grows by where it was raised."""
+    if isinstance(error, SpecError):
+        return type(error)(str(error), place=error.place, keyword=error.keyword, param=error.param)
+    return type(error)(*error.args)
 
 
 def is_panic(error: BaseException) -> bool:

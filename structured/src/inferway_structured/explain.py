@@ -21,7 +21,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from inferway_structured.compile.cost import seconds_of
+from inferway_structured.compile.cost import estimated_seconds
 from inferway_structured.errors import SpecError
 from inferway_structured.grammar import Verdict
 from inferway_structured.spec import Kind, OutputConstraint, Spec
@@ -55,8 +55,8 @@ def explain(
         nodes = subschemas.nodes
         keywords = _keywords(spec, nodes, found, refused)
         used = _used(spec, schema, nodes, limits)
-        seconds = seconds_of(spec, nodes) if within else 0.0
-    keywords.sort(key=lambda each: _RANK[each["is"]])
+        seconds = estimated_seconds(spec) if within else 0.0
+    keywords.sort(key=lambda each: _ORDER.index(each["is"]))
     left_out = found.unenforced if found is not None else ()
     word = "refused" if refused else "partly" if left_out else "enforced"
     return {
@@ -73,14 +73,8 @@ def explain(
     }
 
 
-_RANK = {
-    "refused": 0,
-    "unenforced": 1,
-    "undecided": 2,
-    "enforced": 3,
-    "unknown": 4,
-    "annotation": 5,
-}
+# What decides something comes first.
+_ORDER = ("refused", "unenforced", "undecided", "enforced", "unknown", "annotation")
 
 
 def _refused(

@@ -36,7 +36,7 @@ from inferway_structured.spec import Spec, packed
 from inferway_structured.turns import MAX_WAITING, WAIT_SECONDS
 from inferway_structured.validate.check import CHECK, DEFAULT, check
 from inferway_structured.validate.limits import SpecLimits
-from inferway_structured.validate.validator import Validator
+from inferway_structured.validate.validator import is_valid_within
 
 log = logging.getLogger("inferway.structured")
 
@@ -83,7 +83,6 @@ class GrammarLibrary:
         )
         # One that checks: of two, one would go on where the event loop waits for its turn.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="check")
-        self._validator = Validator(self._helper)
         self._trial = trial or Trial()
 
     @property
@@ -144,13 +143,13 @@ class GrammarLibrary:
 
     async def trial(self, spec: Spec) -> Verdict:
         """Return the verdict, worked out where that can be killed. Raises SpecError,
-        JobKilledError, or another HelperError if it cannot be tried now."""
+        JobKilledError, or another SandboxError if it cannot be tried now."""
         return await self._trial.verdict(spec)
 
     def is_valid(self, spec: Spec, text: str) -> bool | None:
         """Return whether a finished text has the shape; None if that cannot be told."""
         try:
-            return self._validator.verdict(spec, text).valid
+            return is_valid_within(spec, text, self._helper)
         except BaseException as e:
             log.error(
                 "an answer could not be judged by the shape that was asked for: %s",

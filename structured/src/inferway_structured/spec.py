@@ -3,25 +3,37 @@
 `requests.asked` reads it from a request's body, `from_vllm` from what vLLM made of one; both give
 the same spec, so that what a gateway has seen is found again in an engine.
 
-Text is canonical: JSON without blanks, in the order given, a name that comes twice once (the last
-value counts, as in vLLM and every library here); expressions and Lark in one spelling
-(respelled.py). Whoever checks, compiles or validates reads this
-text, never the client's, so that all of them read the same.
+Text is canonical: JSON without blanks, a schema without what only describes and with its keywords
+in one order, all else in the order given, a name that comes twice once (the last value counts, as
+in vLLM and every library here); expressions and Lark in one spelling (respelled.py). Whoever
+checks, compiles or validates reads this text, never the client's, so that all of them read the
+same.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 from hashlib import blake2b
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
+from inferway_structured.backends.schemas.nodes import was_written
 from inferway_structured.errors import SpecError
 from inferway_structured.lax import lax_bool
 from inferway_structured.validate.ebnf import is_ebnf
+from inferway_structured.validate.keywords import (
+    FORMATS,
+    HOLDING_MANY,
+    HOLDING_NAMED,
+    HOLDING_ONE,
+    NAMING,
+    REFERENCES,
+    escaped,
+)
 from inferway_structured.validate.respelled import respelled_lark, respelled_regex
 
 MAX_TAG_BYTES = 8 * 1024 * 1024  # that vLLM makes of tools: each schema up to twelve times
@@ -47,6 +59,10 @@ class Options:
     any_whitespace: bool = True
     additional_properties: bool = True  # of objects that do not say so themselves
     whitespace_pattern: str | None = None  # between JSON tokens; None: the backend's own
+
+
+class TooLongError(SpecError):
+    """A shape has more bytes than it may have."""
 
 
 @dataclass(frozen=True)
@@ -143,15 +159,114 @@ def flag(fields: Mapping[str, object], name: str, place: str) -> bool:
         raise SpecError(text, param=where) from e
 
 
-def json_spec(schema: object, place: str, options: Options = Options()) -> Spec:
-    """Return the spec of a schema, or of its text. Raises SpecError."""
+def json_spec(
+    schema: object, place: str, options: Options = Options(), most: int = MAX_TEXT_BYTES
+) -> Spec:
+    """Return the spec of a schema, or of its text. Raises SpecError, and TooLongError if it has
+    more than `most` bytes."""
     if isinstance(schema, str):
         schema = parsed(schema, place)
         if not isinstance(schema, dict | bool):
             raise unexpected("a JSON Schema", schema, place)
     elif not isinstance(schema, dict):
         raise unexpected("a JSON Schema (an object)", schema, place)
-    return Spec(Kind.JSON, canonical(schema, place), options)
+    ordered = in_one_order(schema, place, most)
+    text = _written(ordered, place, most)
+    was_written(text, ordered)
+    return Spec(Kind.JSON, text, options)
+
+
+def in_one_order(schema: object, place: str, most: int = MAX_TEXT_BYTES) -> object:
+    """Return a schema without what only describes, and with the keywords of each schema in it in
+    one order, so that those who write it otherwise ask for the same. The properties of an answer
+    come as the schema lists them, so what lists them keeps its order. Raises SpecError for a schema
+    that is nested too deeply, or has more than `most` bytes: after so many it ends."""
+    order = _Order(place, most, DESCRIBING)
+    try:
+        made = order.of(schema)
+        if order.has_names and not order.references:
+            return _Order(place, most, DESCRIBING | NAMING).of(schema)
+        if _INTO_DESCRIPTION.search("\n".join(order.references)):
+            return _Order(place, most, frozenset()).of(schema)
+    except RecursionError:
+        raise _too_deep(place) from None
+    return made
+
+
+DESCRIBING = frozenset(
+    {
+        *("title", "description", "$comment", "default", "examples", "example"),
+        *("deprecated", "readOnly", "writeOnly"),
+    }
+)
+_LISTING = frozenset(
+    {
+        *("properties", *REFERENCES, "allOf", "anyOf", "oneOf", "not", "if", "then", "else"),
+        *("dependentSchemas", "dependencies"),
+    }
+)
+
+
+_INTO_DESCRIPTION = re.compile(f"/(?:{'|'.join(map(re.escape, sorted(DESCRIBING)))})")
+
+
+class _Order:
+    def __init__(self, place: str, most: int, left_out: frozenset[str]) -> None:
+        self.references: list[str] = []
+        self.has_names = False
+        self._place = place
+        self._most = self._left = most
+        self._left_out = _LISTING | left_out
+
+    def of(self, schema: object) -> object:
+        if type(schema) is not dict:
+            return schema
+        words = [word for word in schema if word not in self._left_out]
+        words.sort()
+        words += [word for word in schema if word in _LISTING]
+        size = sum(map(len, words)) + 4 * len(words)  # quotes, a colon, and a byte at least
+        made: dict[str, object] = {}
+        for word in words:
+            value = made[word] = schema[word]
+            kind = type(value)
+            if kind is str:
+                size += len(value)
+                if word in REFERENCES:
+                    self.references.append(value)
+                elif word == "format" and value not in FORMATS:
+                    del made[word]
+                elif word in NAMING:
+                    self.has_names = True
+            elif kind is dict or kind is list:
+                made[word] = self._inside(word, value)
+        self._take(size)
+        return made
+
+    def _inside(self, word: str, value: Any) -> object:
+        is_dict = type(value) is dict
+        if is_dict and word in HOLDING_NAMED:
+            self._take(sum(map(len, value)) + 4 * len(value))
+            return {name: self.of(one) for name, one in value.items()}
+        if is_dict and word in HOLDING_ONE:
+            return self.of(value)
+        if not is_dict and word in HOLDING_MANY:
+            self._take(len(value))
+            return [self.of(one) for one in value]
+        self._take(_size_of_names(value) or size_at_least(value, self._left))
+        return value
+
+    def _take(self, num_bytes: int) -> None:
+        self._left -= num_bytes
+        if self._left < 0:
+            raise _too_long(self._place, self._most)
+
+
+def _size_of_names(value: Any) -> int:
+    """Return about the bytes of an array of strings; 0 of all else."""
+    try:
+        return len("".join(value)) + 3 * len(value) if type(value) is list else 0
+    except TypeError:
+        return 0
 
 
 def json_object_spec(value: object, place: str, options: Options = Options()) -> Spec:
@@ -209,7 +324,37 @@ def structural_tag_spec(
         raise SpecError(
             f"{place}: `structures` with `triggers`, or a `format`, is needed", param=place
         )
-    return Spec(Kind.STRUCTURAL_TAG, canonical(tag, place, most), options)
+    text = canonical(tag, place, most)
+    tag = json.loads(text)  # ours, to be changed
+    for held in list(schemas_of(tag)):
+        held.holder[held.key] = in_one_order(held.holder[held.key], place, most)
+    return Spec(Kind.STRUCTURAL_TAG, _written(tag, place, most), options)
+
+
+class TagSchema(NamedTuple):
+    """A schema, and where it stands in the tag."""
+
+    holder: dict[str, Any]
+    key: str
+    place: str
+
+
+def schemas_of(tag: Any, place: str = "") -> Iterator[TagSchema]:
+    """Yield the schemas in a structural tag."""
+    if isinstance(tag, list):
+        for at, one in enumerate(tag):
+            yield from schemas_of(one, f"{place}/{at}")
+    if not isinstance(tag, dict):
+        return
+    for key, inner in tag.items():
+        here = f"{place}/{escaped(key)}"
+        is_schema = (key == "schema" and "begin" in tag) or (
+            key == "json_schema" and isinstance(tag.get("type"), str)
+        )
+        if is_schema and isinstance(inner, dict | bool):
+            yield TagSchema(tag, key, here)
+        else:
+            yield from schemas_of(inner, here)
 
 
 def _structures(tag: Mapping[str, object], place: str) -> dict[str, object]:
@@ -287,6 +432,11 @@ def canonical(value: object, place: str, most: int = MAX_TEXT_BYTES) -> str:
     """Return a value as JSON text. Raises SpecError where JSON has no words for it: a number too
     large, half of a surrogate pair."""
     _check_size(size_at_least(value, most), place, most)
+    return _written(value, place, most)
+
+
+def _written(value: object, place: str, most: int = MAX_TEXT_BYTES) -> str:
+    """Return what `canonical` does, of what is known not to be far too large."""
     try:
         text = _ENCODER.encode(value)
     except RecursionError:
@@ -358,11 +508,12 @@ def _encoded(text: str, place: str) -> bytes:
 
 def _check_size(size: int, place: str, most: int = MAX_TEXT_BYTES) -> None:
     if size > most:
-        raise SpecError(
-            f"{place}: longer than {most} bytes; move what is not needed to shape the"
-            " answer elsewhere",
-            param=place,
-        )
+        raise _too_long(place, most)
+
+
+def _too_long(place: str, most: int) -> TooLongError:
+    words = f"longer than {most} bytes; move what is not needed to shape the answer elsewhere"
+    return TooLongError(f"{place}: {words}", param=place)
 
 
 def _too_deep(place: str) -> SpecError:

@@ -24,16 +24,17 @@ from time import monotonic
 from typing import Any, Generic, Protocol, TypeVar
 
 from inferway_structured.cache import RecentlyUsed, Remembered
-from inferway_structured.compile.failures import QuarantinedError, again
 from inferway_structured.counts import Counts
 from inferway_structured.errors import (
     ChecksBusyError,
     HeavyError,
     InferwayError,
     JobKilledError,
+    QuarantinedError,
     SandboxError,
     SaturatedError,
     SpecError,
+    again,
     crash_report,
 )
 from inferway_structured.explain import explain
@@ -52,12 +53,15 @@ from inferway_structured.turns import (
 )
 from inferway_structured.validate.keywords import label
 from inferway_structured.validate.limits import SpecLimits
+from inferway_structured.verdict_store import VerdictStore
 
 log = logging.getLogger("inferway.structured")
 
 MAX_VERDICTS = 4096
 MAX_CHECKED = 16_384  # specs that are known to be valid or not; 1 kB each at most
 MAX_QUARANTINED = 4096
+MAX_REQUESTS_BYTES = 16 << 20
+_REQUEST_BYTES = 2_000  # and of each shape; beside the texts
 MAX_BODY_ON_LOOP = 16 * 1024  # read in 5 ms at worst: thousands of {}
 MAX_SMALL_ANSWER = 64 * 1024  # characters
 JUDGE_SECONDS = 2.0
@@ -66,6 +70,19 @@ _MAX_READS_WAITING = 4096  # each takes a few milliseconds; most turn out to ask
 _MAX_IN_ONE_GO = 64  # specs that are looked at before others have a turn
 
 _T = TypeVar("_T")
+
+# What is kept of a request, and which keywords the answer may break. Shared: only read it.
+Examined = tuple[Sequence[OutputConstraint], Sequence[Unenforced]]
+
+
+class _KnownRequest:
+    """The shapes of a request, and what has become of them, by how they were examined."""
+
+    __slots__ = ("asked", "examined")
+
+    def __init__(self, asked: Sequence[OutputConstraint]) -> None:
+        self.asked = asked
+        self.examined: dict[tuple[bool, bool], Examined] = {}
 
 
 class SingleFlight(Generic[_T]):
@@ -127,7 +144,7 @@ class Library(Protocol):
 
     async def trial(self, spec: Spec) -> Verdict:
         """Return the verdict, worked out where that can be killed. Raises SpecError,
-        JobKilledError, or another HelperError if it cannot be tried now. May be awaited in any
+        JobKilledError, or another SandboxError if it cannot be tried now. May be awaited in any
         event loop."""
 
     def is_valid(self, spec: Spec, text: str) -> bool | None:
@@ -148,12 +165,13 @@ class Verdicts:
         tries_all: bool = False,
         make_turns: MakeTurns = FirstComeTurns,
         took: Callable[[str, float], None] = lambda *_: None,
+        store: VerdictStore | None = None,
         counts: Counts | None = None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         """`tries_all`: every verdict is worked out where it can be killed, not only what may take
         long. `took` is told what compiling a spec is estimated to take, by its key, in
-        milliseconds. `clock` counts seconds."""
+        milliseconds. `store`: keeps verdicts for the next start. `clock` counts seconds."""
         self.library = library
         self.counts = counts or Counts()
         self.quarantine: Remembered[str, str] = Remembered(
@@ -163,6 +181,7 @@ class Verdicts:
         self._took = took
         self._checked: SingleFlight[SpecError | bool] = SingleFlight(MAX_CHECKED)
         self._known: SingleFlight[Verdict | SpecError] = SingleFlight(MAX_VERDICTS)
+        self._requests: RecentlyUsed[bytes, _KnownRequest] = RecentlyUsed(MAX_REQUESTS_BYTES)
         # by tenant: none waits in the line of another
         self._under_way: SingleFlight[None] = SingleFlight(0)
         self._reads = make_turns(_READS, _MAX_READS_WAITING, WAIT_SECONDS)
@@ -174,6 +193,11 @@ class Verdicts:
         # an answer may keep a helper busy; that must not hold up requests
         self._judges = ThreadPoolExecutor(2 * _JUDGEMENTS, thread_name_prefix="judges")
         self.tasks: set[asyncio.Task[Any]] = set()
+        self._store = store
+        for key, found in [] if store is None else store.load(MAX_VERDICTS):
+            self._checked.keep(key, True)
+            self._known.keep(key, found)
+            self._tell_took(key, found)
 
     async def close(self) -> None:
         """End what is under way, with every process of ours."""
@@ -188,11 +212,6 @@ class Verdicts:
     def num_waiting(self) -> int:
         """The number of requests that wait for a verdict before an engine sees them."""
         return self._reads.num_waiting + self._small.num_waiting + self._large.num_waiting
-
-    @property
-    def num_known(self) -> int:
-        """The number of verdicts that are kept."""
-        return len(self._known)
 
     # ------------------------------------------------------------------ before an engine sees it
 
@@ -210,19 +229,45 @@ class Verdicts:
         async with self._reads.turn(asker):
             return await self._in_thread(work, *arguments)
 
+    async def read_request(
+        self,
+        asker: Asker,
+        key: bytes | None,
+        work: Callable[..., Sequence[OutputConstraint]],
+        *arguments: Any,
+        num_bytes: int,
+    ) -> Sequence[OutputConstraint]:
+        """Return what a request asks for, as `read` does: at once where another one with this key
+        did lately."""
+        known = None if key is None else self._requests.get(key)
+        if known is not None:
+            return known.asked
+        asked = await self.read(asker, work, *arguments, num_bytes=num_bytes)
+        if key is not None:
+            texts = sum([len(each.spec.text) for each in asked])
+            held = len(key) + texts + _REQUEST_BYTES * (1 + len(asked))
+            self._requests.put(key, _KnownRequest(asked), held)
+        return asked
+
     async def examine(
         self,
         asked: Sequence[OutputConstraint],
         asker: Asker = ANYBODY,
         *,
+        key: bytes | None = None,
         compiles: bool = True,
         refuses_unenforced: bool = False,
-    ) -> tuple[list[OutputConstraint], list[Unenforced]]:
+    ) -> Examined:
         """Return what is kept of a request, and which keywords the answer may break. What need not
         be kept and cannot be is freed. Not `compiles`: only its validity matters, because engines
         enforce it in a way of their own. `refuses_unenforced`: a keyword that cannot be enforced is
-        refused where `strict` was asked for. Raises SpecError with the place in the request, or
-        ChecksBusyError or SaturatedError when too many wait."""
+        refused where `strict` was asked for. `key`: of the request, as for `read_request`. Raises
+        SpecError with the place in the request, or ChecksBusyError or SaturatedError when too many
+        wait."""
+        how = (compiles, refuses_unenforced)
+        known = None if key is None else self._requests.get(key)
+        if known is not None and how in known.examined and not self.quarantine:
+            return known.examined[how]
         kept: list[OutputConstraint] = []
         unenforced: list[Unenforced] = []
         for number, each in enumerate(asked, 1):
@@ -240,7 +285,10 @@ class Verdicts:
             unenforced += (left_free(each),) if each.free else left
             if number % _MAX_IN_ONE_GO == 0:
                 await asyncio.sleep(0)
-        return kept, unenforced
+        examined = kept, unenforced
+        if known is not None:
+            known.examined[how] = examined
+        return examined
 
     async def find(
         self,
@@ -272,6 +320,17 @@ class Verdicts:
         found = _given(asked, await self.find(asked, asker, checks=checks))
         assert found is not None
         return found
+
+    def is_judged(self, spec: Spec) -> bool:
+        """Return whether the verdict on a spec is known, or what the backends refuse it for."""
+        return self._known.known(spec.key) is not None
+
+    def learn(self, spec: Spec, found: Verdict | SpecError) -> None:
+        """Keep what was found elsewhere; what was killed there is refused for a while."""
+        if isinstance(found, QuarantinedError):
+            self.quarantine.put(spec.key, str(found))
+        else:
+            self._known.keep(spec.key, found)
 
     def verdict_now(self, asked: OutputConstraint) -> Verdict:
         """Return the verdict to a caller that may block, in any thread. Raises SpecError with the
@@ -358,8 +417,9 @@ class Verdicts:
             raise _not_tried(asked, e) from None
 
     async def _work_out(self, spec: Spec, *, here: bool) -> Verdict | SpecError:
-        """Raises HelperError, HeavyError. For a compile that was killed, and not for lack of CPU,
+        """Raises SandboxError, HeavyError. For a compile that was killed, and not for lack of CPU,
         the spec is to blame."""
+        found: Verdict | SpecError
         try:
             if here:
                 found = await self._in_thread(self.library.verdict, spec)
@@ -367,14 +427,20 @@ class Verdicts:
                 found = await self.library.trial(spec)
         except SpecError as e:
             self.counts.refusals.add(label(e.keyword))
-            return e.with_traceback(None)
+            found = e.with_traceback(None)
         except JobKilledError as e:
             if not e.lacked_cpu:
                 self.counts.refusals.add(label(None))
                 self.quarantine.put(spec.key, f"compiling it {e}")
             raise
-        self._took(spec.key, found.compile_seconds * 1000)
+        self._tell_took(spec.key, found)
+        if self._store is not None:
+            self._in_thread(self._store.put, spec.key, found)
         return found
+
+    def _tell_took(self, key: str, found: Verdict | SpecError) -> None:
+        if isinstance(found, Verdict):
+            self._took(key, found.compile_seconds * 1000)
 
     async def _find_alone(self, asked: OutputConstraint) -> None:
         """Find a verdict without a turn, in an event loop of its own."""

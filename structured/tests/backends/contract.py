@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from inferway_structured.backends.vocabulary import Vocabulary
+from inferway_structured.backends.xgrammar_schemas import said_for_xgrammar
 from inferway_structured.grammar import Compiled, Grammar
 from inferway_structured.spec import Kind, Spec
 
@@ -167,6 +168,23 @@ CHECKS: list[Callable[[Check], None]] = [
 ]
 
 
+def _xgrammars(spec: Spec) -> Spec:
+    """Return a spec as one of those that are xgrammar's: a grammar or a structural tag."""
+    form: dict[str, Any]
+    match spec.kind:
+        case Kind.REGEX:
+            form = {"type": "regex", "pattern": spec.text}
+        case Kind.CHOICE:
+            words = [{"type": "const_string", "value": word} for word in json.loads(spec.text)]
+            form = {"type": "or", "elements": words}
+        case Kind.JSON | Kind.JSON_OBJECT:
+            schema = json.loads(spec.text or '{"type": "object"}')
+            form = {"type": "json_schema", "json_schema": said_for_xgrammar(schema, "")[0]}
+        case _:
+            return spec
+    return Spec(Kind.STRUCTURAL_TAG, json.dumps({"type": "structural_tag", "format": form}))
+
+
 def main(tokenizer: str) -> None:
     """xgrammar's turn."""
     from inferway_structured.backends.stepped import Steppers
@@ -178,7 +196,7 @@ def main(tokenizer: str) -> None:
     passed = []
     for name, case in CASES.items():
         for check in CHECKS:
-            check(Check(backend.compile(case.spec), vocabulary, case))
+            check(Check(backend.compile(_xgrammars(case.spec)), vocabulary, case))
             passed.append(f"{name}: {check.__name__}")
     with closing(Steppers(vocabulary)) as steppers:
         compiled = steppers.compile(XGrammar.name, CASES["grammar"].spec, ())

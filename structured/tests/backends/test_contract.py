@@ -14,7 +14,6 @@ from structured.tests.backends.contract import CASES, CHECKS, Check
 from structured.tests.compiling import smollm2
 
 from inferway_structured.backends.llguidance import LLGuidance
-from inferway_structured.backends.outlines_core import OutlinesJobs, pattern_of
 
 ROOT = Path(__file__).parents[3]
 
@@ -25,27 +24,6 @@ def test_the_contract_of_llguidance(name: str, check: Callable[[Check], None]) -
     vocabulary, case = smollm2(), CASES[name]
 
     check(Check(LLGuidance(vocabulary).compile(case.spec), vocabulary, case))
-
-
-@pytest.mark.parametrize("name", ["row", "words"])
-def test_the_contract_of_what_the_child_builds(name: str) -> None:
-    from inferway_structured.backends import outlines_child
-
-    vocabulary, case = smollm2(), CASES[name]
-    jobs = OutlinesJobs(vocabulary)
-    job = jobs.job(case.spec)
-    assert job is not None
-    outlines_child.prepare(jobs.child.argument())
-
-    built = outlines_child.index(bytearray(job.argument))
-
-    for check in CHECKS:
-        check(Check(job.finish(built), vocabulary, case))
-
-
-@pytest.mark.parametrize("name", ["regex", "choice"])
-def test_outlines_core_is_not_given_what_it_would_lose_answers_of(name: str) -> None:
-    assert pattern_of(CASES[name].spec) is None
 
 
 @pytest.mark.fleet

@@ -18,12 +18,11 @@ from structured.tests.backends.contract import CASES, CHECKS, Check
 from structured.tests.compiling import smollm2
 from tests.leftovers import children
 
-from inferway_structured.backends import stepped, stepper
+from inferway_structured.backends import answer_state, stepped, stepper
 from inferway_structured.backends.cascade import Cascade
 from inferway_structured.backends.llguidance import LLGuidance
 from inferway_structured.backends.stepped import SteppedCompiled, SteppedGrammar, Steppers
 from inferway_structured.backends.vocabulary import Vocabulary
-from inferway_structured.compile import failures
 from inferway_structured.errors import CompileError, JobFailedError, SaturatedError, SpecError
 from inferway_structured.grammar import Grammar, Verdict
 from inferway_structured.spec import Kind, Spec
@@ -95,7 +94,7 @@ def test_an_ambiguous_grammar_ends_over_its_time_with_the_reason_and_no_other(
         if not greedy.accept(token):
             break
 
-    assert greedy.failure in (failures.TOO_LONG, failures.TOO_LONG_IN_ALL)
+    assert greedy.failure in (answer_state.TOO_LONG, answer_state.TOO_LONG_IN_ALL)
     assert allowed(greedy) == [EOS]
     assert not greedy.accept([EOS])
     for _ in range(50):
@@ -108,7 +107,7 @@ def test_a_step_that_would_take_for_ever_ends_within_its_cpu_time(steppers: Step
     while grammar.failure is None and len(allowed(grammar)) > 1:
         grammar.accept(tokens("aaaaaaaa"))
 
-    assert grammar.failure == failures.TOO_LONG
+    assert grammar.failure == answer_state.TOO_LONG
 
 
 def test_so_many_answers_at_a_time_and_when_one_has_ended_another() -> None:
@@ -197,7 +196,7 @@ def test_with_the_library_gone_answers_fail_and_the_next_grammar_starts_it_again
     steppers._libraries[LLGuidance.name].kill()
 
     assert not grammar.accept(tokens("a"))
-    assert grammar.failure == failures.TOO_LONG
+    assert grammar.failure == answer_state.TOO_LONG
     assert started(steppers, ENDLESS).accept(tokens("a"))
     steppers.close()
     with pytest.raises(CompileError):
@@ -236,8 +235,8 @@ def test_every_step_of_hostile_grammars_stays_below_its_limit(steppers: Steppers
             assert before < most + 2 * stepped.STEP.cpu_seconds, name
         reasons.add(grammar.failure)
 
-    librarys_own = {failures.TOO_MANY}
-    assert reasons - librarys_own == {None, failures.TOO_LONG, failures.TOO_LONG_IN_ALL}
+    librarys_own = {answer_state.TOO_MANY}
+    assert reasons - librarys_own == {None, answer_state.TOO_LONG, answer_state.TOO_LONG_IN_ALL}
 
 
 @pytest.mark.parametrize(("inner", "is_alone"), [("star", True), ("const_string", False)])

@@ -33,13 +33,6 @@ def test_a_model_has_room_for_more_tokens_than_its_tokenizer(tokenizer: Any) -> 
     assert vocabulary.token_bytes[49_200:] == [None] * 100
 
 
-def test_equal_vocabularies_have_equal_fingerprints_and_others_do_not(tokenizer: Any) -> None:
-    one, same, larger = (Vocabulary.of(tokenizer, size) for size in (49_152, 49_152, 49_153))
-
-    assert one.fingerprint == same.fingerprint
-    assert one.fingerprint != larger.fingerprint
-
-
 def test_padding_and_truncation_of_the_tokenizer_cut_nothing(tokenizer: Any) -> None:
     tokenizer.backend_tokenizer.enable_truncation(max_length=2)
     tokenizer.backend_tokenizer.enable_padding(length=9)

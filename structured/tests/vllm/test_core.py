@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from structured.tests.compiling import SMOLLM2
 
+from inferway_structured.backends import answer_state
 from inferway_structured.backends.stepped import MAX_ANSWERS
-from inferway_structured.compile import failures
 from inferway_structured.errors import SaturatedError, SpecError
 from inferway_structured.vllm import core as cores
 from inferway_structured.vllm.adapter import RequestGrammar
-from inferway_structured.vllm.core import BACKEND, EngineCoreSide
+from inferway_structured.vllm.core import BACKEND, EngineCoreSide, mark
 from inferway_structured.vllm.settings import Settings
 
 EOS = 2
@@ -142,7 +142,7 @@ def test_where_grammars_have_no_room_the_next_waits_for_one_to_end(make: Make) -
 
 
 @pytest.mark.parametrize(
-    ("why", "status"), [(failures.TOO_LONG, 400), ("letters raised RuntimeError", 500)]
+    ("why", "status"), [(answer_state.TOO_LONG, 400), ("letters raised RuntimeError", 500)]
 )
 def test_an_answer_that_is_cut_off_is_the_clients_fault_if_its_shape_is_to_blame(
     make: Make, why: str, status: int
@@ -181,7 +181,7 @@ def test_a_client_that_has_left_takes_its_compile_with_it(make: Make) -> None:
 
     core.cancel(["c", "unknown"])
 
-    assert core.counts.builds_dropped.total() == 1
+    assert core.counts.builds_dropped.value() == 1
     assert not waiting.done()
 
 
@@ -229,3 +229,45 @@ def test_a_tokenizer_that_nobody_here_can_use_leaves_it_to_vllm() -> None:
 
     assert (manager.backend, ours) == (None, False)
     assert asking.sampling_params.structured_outputs._backend == "xgrammar"
+
+
+def test_the_verdict_of_a_compile_is_told_and_the_request_finds_it_compiled(make: Make) -> None:
+    core = make()
+    schema = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
+    spec = core.spec_of(Params(json=schema))
+
+    told = json.loads(core.judge(spec).result(timeout=10))
+    grammar_of(core.begin(request(json=schema)))
+
+    assert told == {"backend": "llguidance", "unenforced": [["", "uniqueItems"]]}
+    assert core.counts.cache_hits.snapshot() == {"memory": 1}
+    assert sum(core.counts.requests.snapshot().values()) == 1
+
+
+def test_what_a_compile_refuses_is_told_with_its_place(make: Make) -> None:
+    core = make()
+
+    told = json.loads(
+        core.judge(core.spec_of(Params(structural_tag=json.dumps(IMPOSSIBLE)))).result()
+    )
+
+    assert told["status"] == 400
+    assert told["message"]
+    assert not told["killed"]
+    assert core.counts.requests.snapshot() == {}
+
+
+def test_what_is_held_is_not_read_again(make: Make) -> None:
+    core = make()
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    first = request(json=schema)
+    grammar_of(core.begin(first))
+    key = core.spec_of(first.sampling_params.structured_outputs).key
+    again = request(json={"read": "never"})
+    mark(again.sampling_params.structured_outputs, key)
+
+    grammar = grammar_of(core.begin(again))
+
+    assert takes(core, grammar, '{"a": 1}')
+    assert not takes(core, grammar, "1")
+    assert core.counts.cache_hits.snapshot() == {"memory": 1}

@@ -88,12 +88,18 @@ class Cores:
     """One engine core, as vLLM's client reaches it."""
 
     why: dict[str, Any] = field(default_factory=dict)
+    judged: dict[str, Any] | None = None  # None: it does not know how to
+    compiled: asyncio.Event | None = None  # set when it is
     asked: list[tuple[str, Any]] = field(default_factory=list)
 
     async def call_utility_async(self, name: str, command: str, words: str) -> str:
         assert name == "inferway_structured"
         self.asked.append((command, json.loads(words)))
         told = {"why": self.why, "warm": {"accepted": True}, "stats": {"counts": {}, "held": []}}
+        if self.judged is not None:
+            told["judge"] = self.judged
+        if command == "judge" and self.compiled is not None:
+            await self.compiled.wait()
         return json.dumps(told[command])
 
 
@@ -286,6 +292,75 @@ async def test_what_nobody_enforces_is_named(server: Server, is_strict: bool) ->
 
     assert answered.headers["x-inferway-unenforced"] == "/properties/a uniqueItems"
     assert answered.headers["x-inferway-valid"] == "false"
+
+
+LEFT_OUT = {"backend": "llguidance", "unenforced": [["/properties/n", "minimum"]]}
+REFUSED = {"status": 400, "message": "no", "place": "/properties/n", "keyword": "type"}
+
+
+async def test_the_engine_core_says_what_it_does_not_enforce_when_it_compiles(
+    server: Server,
+) -> None:
+    server.cores.judged = LEFT_OUT
+
+    first = await server.ask(form(NUMBER))
+    again = await server.ask(form(NUMBER))
+
+    for answered in (first, again):
+        assert answered.headers["x-inferway-unenforced"] == "/properties/n minimum"
+        assert answered.headers["x-inferway-valid"] == "true"
+    assert [command for command, _ in server.cores.asked] == ["judge"]
+    assert server.cores.asked[0][1]["kind"] == "json"
+
+
+@pytest.mark.parametrize("streams", [True, False])
+async def test_what_the_engine_core_refuses_is_400_before_a_byte_of_the_answer(
+    server: Server, streams: bool
+) -> None:
+    server.cores.judged = REFUSED
+
+    first = await server.ask({"stream": streams, **form(NUMBER)})
+    again = await server.ask({"stream": streams, **form(NUMBER)})
+
+    for answered in (first, again):
+        assert answered.status == 400
+        assert answered.json["error"] == {
+            "message": "response_format/json_schema/schema/properties/n: no",
+            "type": "BadRequestError",
+            "param": "response_format/json_schema/schema/properties/n",
+            "code": 400,
+            "keyword": "type",
+        }
+    assert len(server.engine.bodies) == 1  # the second is known
+
+
+async def test_a_stream_begins_when_the_engine_core_has_compiled(server: Server) -> None:
+    server.cores.judged, server.cores.compiled = LEFT_OUT, asyncio.Event()
+    begun = asyncio.Event()
+
+    async def begin() -> None:
+        begun.set()
+
+    server.engine.before = begin
+    asking = asyncio.ensure_future(server.ask({"stream": True, **form(NUMBER)}))
+    await begun.wait()  # the engine has the request though its shape is not judged
+
+    server.cores.compiled.set()
+    answered = await asking
+
+    assert answered.headers["x-inferway-unenforced"] == "/properties/n minimum"
+    assert answered.body.endswith(b"data: [DONE]\n\n")
+
+
+async def test_a_shape_that_was_killed_is_refused_for_a_while(server: Server) -> None:
+    server.cores.judged = {**REFUSED, "killed": True}
+
+    await server.ask(form(NUMBER))
+    again = await server.ask(form(NUMBER))
+
+    assert again.status == 400
+    assert "refused for a while" in again.json["error"]["message"]
+    assert len(server.cores.asked) == 1
 
 
 async def test_what_nobody_enforces_is_refused_with_strict_if_that_is_set(server: Server) -> None:
@@ -503,7 +578,7 @@ async def test_no_hostile_shape_holds_the_event_loop_or_passes(server: Server, n
 async def test_equal_shapes_are_judged_once_however_many_ask(server: Server) -> None:
     await asyncio.gather(*(server.ask(form(NUMBER)) for _ in range(20)))
 
-    assert server.front.verdicts.num_known == 1
+    assert len(server.front.verdicts._known) == 1
 
 
 @pytest.mark.parametrize("spec", [{"kind": "regex", "text": "a+"}, form(NUMBER)])

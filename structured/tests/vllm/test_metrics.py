@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from inferway_structured.counts import Counts, families
+from inferway_structured.counts import FAMILIES, Counts
 from inferway_structured.vllm.metrics import PREFIX, Collector
 
 DOCS = Path(__file__).parents[3] / "docs" / "structured.md"
@@ -57,7 +57,7 @@ async def test_a_core_that_does_not_answer_leaves_the_page_as_it_was() -> None:
     assert values(collector)["inferway_structured_joins_total"] == 1
 
 
-@pytest.mark.parametrize("family", families(), ids=lambda family: family.name)
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=lambda family: family.name)
 def test_every_metric_of_the_engine_is_documented(family: Any) -> None:
     name = f"{PREFIX}{family.name}" + ("_total" if family.type == "counter" else "")
     labels = ", ".join(f"`{label}`" for label in family.labels)

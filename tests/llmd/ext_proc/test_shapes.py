@@ -150,7 +150,7 @@ async def test_an_error_and_an_answer_without_a_shape_are_not_judged(gate: Gate)
 
 async def test_anthropic_s_messages_are_checked_too(gate: Gate) -> None:
     made = stream(gate)
-    schema = {"type": "object", "title": "invalid"}
+    schema = {"type": "object", "x-title": "invalid"}
     tool = {"name": "f", "input_schema": schema, "strict": True}
     fields = {"model": "m", "messages": [], "tools": [tool], "tool_choice": {"type": "any"}}
 

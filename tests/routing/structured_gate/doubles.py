@@ -35,7 +35,7 @@ class Words:
     async def check(self, spec: Spec) -> None:
         self.asked["check"] += 1
         if self.hold is not None:
-            self.begun.append(json.loads(spec.text)["title"])
+            self.begun.append(json.loads(spec.text)["x-title"])
             await self.hold.wait()
         if "breaks" in spec.text:
             raise RecursionError
@@ -130,7 +130,7 @@ def target(name: str) -> Target:
 
 def schema(*words: str, strict: bool | None = None) -> dict[str, Any]:
     """Fields of a chat that asks for a schema with these words in it."""
-    asked: dict[str, Any] = {"name": "n", "schema": {"type": "object", "title": " ".join(words)}}
+    asked: dict[str, Any] = {"name": "n", "schema": {"type": "object", "x-title": " ".join(words)}}
     if strict is not None:
         asked["strict"] = strict
     return {"response_format": {"type": "json_schema", "json_schema": asked}}

@@ -246,7 +246,7 @@ async def test_an_answer_is_judged_and_counted(
 
 async def test_a_call_is_held_against_the_schema_of_its_tool() -> None:
     tools = [
-        {"type": "function", "function": {"name": name, "parameters": {"title": name}}}
+        {"type": "function", "function": {"name": name, "parameters": {"x-title": name}}}
         for name in ("f", "unsure")
     ]
     shape = await check(make_gate(), {"tools": tools, "tool_choice": "required"})
@@ -261,7 +261,7 @@ async def test_a_call_is_held_against_the_schema_of_its_tool() -> None:
 async def test_a_tool_that_is_not_strict_may_have_any_schema_and_its_arguments_are_named(
     word: str,
 ) -> None:
-    function: dict[str, Any] = {"name": "f", "parameters": {"title": word}}
+    function: dict[str, Any] = {"name": "f", "parameters": {"x-title": word}}
     tools = {"tools": [{"type": "function", "function": function}], "tool_choice": "required"}
     function["strict"] = False
 

@@ -119,7 +119,7 @@ class RequestTemplates:
         self._known: OrderedDict[bytes, Facts] = OrderedDict()
 
     async def start(self) -> None:
-        """Raises HelperError if there can be no helper process."""
+        """Raises SandboxError if there can be no helper process."""
         await self.helper.call_async(INSPECT, b"")
 
     def close(self) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib.util import find_spec
+from pathlib import Path
 
 from inferway.config import StructuredSettings
 from inferway.errors import ConfigError
 from inferway.routing.structured_gate.gate import Engines, Gate
 from inferway.routing.structured_gate.warm import Post, Warmer
+from inferway_structured.verdict_store import VerdictStore
 from inferway_structured.verdicts import Library
 
 _NEEDED = ("jsonschema_rs", "llguidance")  # by checks; and to compile on trial
@@ -23,11 +25,13 @@ def build_gate(
     clock: Callable[[], float],
     is_busy: Callable[[], bool],
     on_judged: Callable[[str, bool], None] | None = None,
+    state_dir: str | None = None,
     find: Callable[[str], object] = find_spec,
 ) -> Gate | None:
     """Return the gate, which its owner closes; None if nothing is to be checked. `on_judged`:
-    as `Quarantine` tells. `find` returns None for a library that cannot be imported. Raises
-    ConfigError if what was asked for in so many words cannot be had."""
+    as `Quarantine` tells. `state_dir`: where verdicts are kept. `find` returns None for a library
+    that cannot be imported. Raises ConfigError if what was asked for in so many words cannot be
+    had."""
     if not settings.check:
         return None
     missing = [name for name in _NEEDED if find(name) is None]
@@ -52,7 +56,10 @@ def build_gate(
         if settings.trial_compile:
             trial.helper.start()
         library = GrammarLibrary(trial=trial)
-    gate = Gate(settings, library, engines, clock=clock, hint=hint, on_judged=on_judged)
+    store = None if state_dir is None else VerdictStore(Path(state_dir, "verdicts.sqlite"))
+    gate = Gate(
+        settings, library, engines, clock=clock, hint=hint, on_judged=on_judged, store=store
+    )
     if library is not None and settings.warm_per_second:
         gate.warmer = Warmer(
             post, settings.warm_per_second, gate.counts, gate.costs.took, clock, is_busy

@@ -25,6 +25,7 @@ from inferway.config import StructuredSettings
 from inferway.errors import (
     ChecksBusyError,
     InferwayError,
+    QuarantinedError,
     SaturatedError,
     SpecError,
     crash_report,
@@ -37,10 +38,10 @@ from inferway.routing.structured_gate.quarantine import InFlight, Quarantine
 from inferway.routing.structured_gate.shape import Shape
 from inferway.routing.structured_gate.turns import FairTurns
 from inferway.routing.structured_gate.warm import Warmer
-from inferway_structured.compile.failures import QuarantinedError
-from inferway_structured.requests import parse_constraints
+from inferway_structured.requests import key_of_fields, parse_constraints
 from inferway_structured.spec import OutputConstraint
 from inferway_structured.turns import ANYBODY, Asker
+from inferway_structured.verdict_store import VerdictStore
 from inferway_structured.verdicts import MAX_BODY_ON_LOOP, Library, Verdicts, quarantined
 
 log = logging.getLogger("inferway.gate")
@@ -74,10 +75,12 @@ class Gate:
         clock: Callable[[], float],
         hint: str = "",
         on_judged: Callable[[str, bool], None] | None = None,
+        store: VerdictStore | None = None,
     ) -> None:
         """`library` None: the extra is not installed; then requests pass, and are counted. `clock`
         counts seconds. `hint` is logged once, when the first request wants what there is no
-        library for. `on_judged`: as `Quarantine` tells."""
+        library for. `on_judged`: as `Quarantine` tells. `store`: keeps verdicts for the next
+        start."""
         self.counts = GateCounts()
         self.quarantine = Quarantine(settings.quarantine_seconds, clock, tell=on_judged)
         self.costs = CompileCosts()
@@ -93,6 +96,7 @@ class Gate:
                 tries_all=settings.trial_compile,
                 make_turns=FairTurns,
                 took=self.costs.took,
+                store=store,
                 clock=clock,
             )
         self._hint = hint
@@ -129,9 +133,10 @@ class Gate:
         if self.verdicts is None:
             self._pass_by(path, fields, body_bytes)
             return None
+        key = key_of_fields(path, fields)
         try:
-            asked = await self.verdicts.read(
-                asker, parse_constraints, path, fields, num_bytes=body_bytes
+            asked = await self.verdicts.read_request(
+                asker, key, parse_constraints, path, fields, num_bytes=body_bytes
             )
         except SpecError:
             self.counts.asked("unreadable", "refused")
@@ -144,7 +149,7 @@ class Gate:
         started, outcome = self._clock(), "refused"
         kind = asked[0].spec.kind
         try:
-            shape = await self._shape(self.verdicts, asked, endpoints, asker)
+            shape = await self._shape(self.verdicts, key, asked, endpoints, asker)
             shape.can_be_judged = not is_echoed
             outcome = "checked"
         except QuarantinedError:
@@ -187,6 +192,7 @@ class Gate:
     async def _shape(
         self,
         verdicts: Verdicts,
+        key: bytes | None,
         asked: Sequence[OutputConstraint],
         endpoints: Sequence[Endpoint],
         asker: Asker,
@@ -198,6 +204,7 @@ class Gate:
         kept, unenforced = await verdicts.examine(
             asked,
             asker,
+            key=key,
             compiles=for_us,
             refuses_unenforced=self._refuses_unenforced,
         )

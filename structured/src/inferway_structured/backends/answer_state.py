@@ -1,8 +1,22 @@
-"""The state of one answer, where the library is shown no more than the tokens before its end."""
+"""The state of one answer, why it may fail, and the bits of a mask: the grammars of all libraries
+share these."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from inferway_structured.grammar import MaskRow
+
+# Why answers are cut off: what the grammar itself is to blame for. Whoever asks again for the same
+# ends in the same way; all other reasons are faults of ours.
+TOO_LONG = "the grammar takes too long, or too much memory, at this point"
+TOO_LONG_IN_ALL = "the grammar has taken too long in all"
+TOO_MANY = "the grammar has too many alternatives at this point"
+REGEX_TOO_LONG = "a regular expression of the grammar takes too long at this point"
+NO_TOKEN = "the grammar allows no token at this point"
+OF_THE_SHAPE = frozenset({TOO_LONG, TOO_LONG_IN_ALL, TOO_MANY, REGEX_TOO_LONG, NO_TOKEN})
 
 REFUSED = "the engine chose a token that the grammar does not allow"
 
@@ -69,3 +83,29 @@ class AnswerState:
     def _go_back(self, num_tokens: int) -> None:
         """Have the library take back its last tokens, which are no longer in `_tokens`."""
         raise NotImplementedError
+
+
+# A row of the bitmask: int32 words, the bit of token t is bit t % 32 of word t // 32.
+
+
+def allow(row: MaskRow, token: int) -> None:
+    _write(row, token >> 5, int(row[token >> 5]) | 1 << (token & 31))
+
+
+def forbid(row: MaskRow, token: int) -> None:
+    _write(row, token >> 5, int(row[token >> 5]) & ~(1 << (token & 31)))
+
+
+def _write(row: MaskRow, at: int, word: int) -> None:
+    word &= 0xFFFFFFFF
+    row[at] = word - (1 << 32) if word >= 1 << 31 else word
+
+
+def allowed(row: MaskRow, token: int) -> bool:
+    return bool(int(row[token >> 5]) >> (token & 31) & 1)
+
+
+def allow_only(row: MaskRow, tokens: Iterable[int]) -> None:
+    row[:] = 0
+    for token in tokens:
+        allow(row, token)

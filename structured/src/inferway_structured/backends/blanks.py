@@ -31,6 +31,15 @@ _FEW_OTHERS = 100
 _BEGINS_JSON = _BLANKS | frozenset(b'{}[]",:-0123456789tfn')
 
 
+class Names(NamedTuple):
+    """The position of an answer among its objects (names.py)."""
+
+    seen: tuple[bytes, ...] | None = None  # names in the innermost object; None: in an array
+    outer: Names | None = None
+    is_next: bool = False  # a string that comes is a name
+    name: bytes | None = None  # what stands there of one that is being written
+
+
 class Place(NamedTuple):
     """The position of an answer within its JSON document."""
 
@@ -38,6 +47,7 @@ class Place(NamedTuple):
     in_string: bool = False
     is_escaped: bool = False
     num_blanks: int = 0  # just before, outside of strings
+    names: Names | None = None  # where they are looked at
 
     @property
     def has_enough(self) -> bool:
@@ -47,8 +57,15 @@ class Place(NamedTuple):
 START = Place()
 
 
+def is_inside(place: Place, written: bytes) -> bool:
+    """Return whether it is in the middle of a string: half of what is written, and quickly seen."""
+    return place.in_string and not place.is_escaped and b'"' not in written and b"\\" not in written
+
+
 def after(place: Place, written: bytes) -> Place:
-    depth, in_string, is_escaped, num_blanks = place
+    if is_inside(place, written):
+        return place
+    depth, in_string, is_escaped, num_blanks, _ = place
     for byte in written:
         if is_escaped:
             is_escaped = False
@@ -67,6 +84,8 @@ def after(place: Place, written: bytes) -> Place:
 class Blanks:
     """Counts the blanks in the answers of one vocabulary."""
 
+    start = START
+
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._written = vocabulary.token_bytes
         self._others = ~_bits(vocabulary, [_begins(each) for each in self._written])
@@ -78,10 +97,19 @@ class Blanks:
     def num_without_too_many(self, place: Place, tokens: Sequence[int]) -> int:
         """Return how many of `tokens` come before the first that may not."""
         for at, token in enumerate(tokens):
-            if place.has_enough and token < len(self._written) and _begins(self._written[token]):
+            if not self.may_come(place, token):
                 return at
             place = self.after(place, token)
         return len(tokens)
+
+    def may_come(self, place: Place, token: int) -> bool:
+        too_many = place.has_enough and token < len(self._written)
+        return not (too_many and _begins(self._written[token]))
+
+    def narrow(self, row: MaskRow, place: Place) -> None:
+        """Leaves what may come at a place."""
+        if place.has_enough:
+            self.forbid(row)
 
     def forbid(self, row: MaskRow) -> None:
         """Leaves what does not begin with one; all, if that were nothing."""

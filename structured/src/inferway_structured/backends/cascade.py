@@ -18,18 +18,14 @@ from inferway_structured.backends.schemas.nodes import Document, parsed
 from inferway_structured.backends.schemas.texts import How, Words
 from inferway_structured.backends.schemas.weight import weight_of
 from inferway_structured.backends.schemas.work import CHARS_READ, TooLargeError, Work
-from inferway_structured.backends.tags import (
-    patterns_of,
-    repeats_in_repeats,
-    schemas_of,
-    unkept_by_xgrammar,
-)
-from inferway_structured.backends.xgrammar import MAX_TEXT_CHARS, XGrammar
+from inferway_structured.backends.tags import patterns_of, repeats_in_repeats
+from inferway_structured.backends.xgrammar import XGrammar
 from inferway_structured.backends.xgrammar import is_installed as xgrammar_is_installed
+from inferway_structured.backends.xgrammar_schemas import said_for_xgrammar
 from inferway_structured.compile.cost import estimated_seconds
 from inferway_structured.errors import HeavyError, SpecError
 from inferway_structured.grammar import Unenforced, Verdict
-from inferway_structured.spec import Kind
+from inferway_structured.spec import Kind, schemas_of
 
 if TYPE_CHECKING:
     from inferway_structured.backends.stepped import Steppers
@@ -90,10 +86,10 @@ class Cascade:
                 raise
             if light:
                 raise HeavyError("only a library without limits of its own keeps it") from None
-            unenforced = _xgrammars_residue(spec)
+            said, unenforced = _said_for_xgrammar(spec)
             if self._steppers:
-                return self._steppers.compile(XGrammar.name, spec, unenforced)
-            return self._xgrammar.compile(spec, unenforced)
+                return self._steppers.compile(XGrammar.name, said, unenforced)
+            return self._xgrammar.compile(said, unenforced)
 
 
 def verdict(spec: Spec) -> Verdict:
@@ -129,7 +125,8 @@ def _judged(
             raise
         if light:
             raise HeavyError("only a library without limits of its own keeps it") from None
-        return spec, Verdict(XGrammar.name, _xgrammars_residue(spec), estimated_seconds(spec))
+        said, unenforced = _said_for_xgrammar(spec)
+        return said, Verdict(XGrammar.name, unenforced, estimated_seconds(spec))
 
 
 # Schemas that the library makes of one, by `weight_of`: about 0.1 ms and 4 kB each on a busy
@@ -179,7 +176,7 @@ def _require_light(spec: Spec) -> None:
             heavy = True
         case Kind.REGEX:
             heavy = _is_heavy(spec.text)
-        case Kind.CHOICE | Kind.JSON:
+        case Kind.CHOICE:
             heavy = len(spec.text) > _LIGHT_CHARS
         case Kind.STRUCTURAL_TAG:
             heavy = len(spec.text) > _LIGHT_CHARS
@@ -218,22 +215,30 @@ def _weight_of_said(said: Spec) -> float:
     return sum(map(weight_of, schemas))
 
 
+_XGRAMMARS_CHARS = 16_384  # it compiles without a time limit; larger took seconds
+
+
 def _is_xgrammars(spec: Spec, refused: SpecError) -> bool:
     """Return whether xgrammar, which every engine has, may take what llguidance refuses: its own
     kinds of grammars and structural tags, of a size it is quick with. Never schemas, which have a
     place: it drops keywords in silence."""
     kinds = (Kind.GRAMMAR, Kind.STRUCTURAL_TAG)
-    return spec.kind in kinds and not refused.place and len(spec.text) <= MAX_TEXT_CHARS
+    return spec.kind in kinds and not refused.place and len(spec.text) <= _XGRAMMARS_CHARS
 
 
-def _xgrammars_residue(spec: Spec) -> Sequence[Unenforced]:
+def _said_for_xgrammar(spec: Spec) -> Way:
     if spec.kind is not Kind.STRUCTURAL_TAG:
-        return ()
-    return [
-        one
-        for held in schemas_of(json.loads(spec.text))
-        for one in unkept_by_xgrammar(held.holder[held.key], held.place)
-    ]
+        return spec, ()
+    tag = json.loads(spec.text)
+    unenforced: list[Unenforced] = []
+    for held in list(schemas_of(tag)):
+        is_arguments = held.holder.get("style", "json") != "json"
+        said, left = said_for_xgrammar(held.holder[held.key], held.place, is_arguments=is_arguments)
+        if said is False:
+            raise SpecError("no answer can keep this schema", place=held.place)
+        held.holder[held.key] = said
+        unenforced += left
+    return replace(spec, text=json.dumps(tag, ensure_ascii=False)), unenforced
 
 
 def _first(spec: Spec, make: Make[Made], light: _Light | None) -> Made:
@@ -307,12 +312,18 @@ def _schema_said(spec: Spec, light: _Light | None, tried: _Tried) -> Generator[W
     closed = not spec.options.additional_properties
     text = None if closed else plain.as_it_came(spec.text)
     refused = tried.refused
-    if text is not None and text not in refused and tried.allows(text):
-        refused[text] = yield replace(spec, text=text), ()
+    hows = _HOWS
+    if text is not None and text not in refused:
+        if tried.allows(text):
+            refused[text] = yield replace(spec, text=text), ()
+        elif light:
+            raise TooLargeError
+        else:
+            hows = _HOWS[-1:]  # with the fewest keywords, or as it came
     document = Document(parsed(spec.text))
     alone: frozenset[str] = frozenset()
     unsaid: frozenset[str] = frozenset()
-    for how in _HOWS:
+    for how in hows:
         for _ in range(_MAX_CIRCLES):
             told = replace(how, closed=closed, alone=alone, unsaid=unsaid)
             document.work = light.work if light else Work(_MAX_WORK)
@@ -333,11 +344,11 @@ def _schema_said(spec: Spec, light: _Light | None, tried: _Tried) -> Generator[W
             if not why:
                 why = refused[text] = yield replace(spec, text=text), unenforced
             found = _CIRCLE.search(why)
-            place = lowering.place_of(found[1]) if found else None
-            if place is None:
+            circle = lowering.places_of(found[1]) if found else None
+            if not circle:
                 break
-            unsaid |= alone & {place}
-            alone |= {place}
+            unsaid |= alone & circle
+            alone |= circle
 
 
 def _tag_said(spec: Spec, light: _Light | None) -> Way:
@@ -365,11 +376,13 @@ def _checked(said: Spec, unenforced: Sequence[Unenforced]) -> Way:
 
 
 # The library makes what is both of two schemas by writing both out, and refuses a definition that
-# it has not done yet; it names the definition. Then
+# it has not done yet; it names the definition, or none of a circle that takes it too deep. Then
 # references to that which meet another schema are left out, and if that is not enough, all of them.
-_CIRCLE = re.compile(r"circular references .*/\$defs/(\w+)$", re.MULTILINE)
+_CIRCLE = re.compile(
+    r"circular references .*/\$defs/(\w+)$|Schema intersection stack level exceeded", re.MULTILINE
+)
 _MAX_CIRCLES = 8
-_HOWS = (
+_HOWS: Sequence[How] = (
     How(),
     How(doubt=True),
     How(doubt=True, plainly=True),

@@ -20,13 +20,21 @@ from functools import lru_cache
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from inferway_structured.backends.answer_state import REFUSED, AnswerState
-from inferway_structured.backends.bits import allow, allow_only, allowed
+from inferway_structured.backends.answer_state import (
+    NO_TOKEN,
+    REFUSED,
+    REGEX_TOO_LONG,
+    TOO_MANY,
+    AnswerState,
+    allow,
+    allow_only,
+    allowed,
+)
 from inferway_structured.backends.blanks import START
+from inferway_structured.backends.names import may_repeat
 from inferway_structured.backends.schemas.numbers import check_grammar_numbers, check_numbers
 from inferway_structured.backends.schemas.rows import with_short_rows
 from inferway_structured.backends.tag_grammar import tag_grammar
-from inferway_structured.compile import failures
 from inferway_structured.errors import SpecError
 from inferway_structured.spec import Kind, Options, Spec
 from inferway_structured.validate.ebnf import is_ebnf
@@ -58,10 +66,10 @@ _TOKENS_PER_LEXER = 10_000
 _TOKENS_PER_FUEL = 64  # in going through them again
 _NO_FUEL = "too many expressions"
 _FAILURES = (
-    ("Current row has", failures.TOO_MANY),
-    ("lexer error", failures.REGEX_TOO_LONG),
-    ("parser error", failures.TOO_MANY),
-    ("NoExtension", failures.NO_TOKEN),
+    ("Current row has", TOO_MANY),
+    ("lexer error", REGEX_TOO_LONG),
+    ("parser error", TOO_MANY),
+    ("NoExtension", NO_TOKEN),
 )
 _FAILED = "the grammar library has failed"
 _MAX_MATCHERS = 3  # of one answer; the last is not shared
@@ -98,13 +106,18 @@ class LLGuidance:
             make, prototype, first, self._vocabulary.eos_token_ids, len(source), tuple(unenforced)
         )
         if spec.options.any_whitespace:
-            compiled.blanks = self._blanks(spec.kind)
+            compiled.blanks = self._blanks(spec)
         return compiled
 
-    def _blanks(self, kind: Kind) -> Blanks | None:
-        if kind is Kind.STRUCTURAL_TAG:
-            return self._vocabulary.blanks_in_tags
-        return self._vocabulary.blanks if kind in (Kind.JSON, Kind.JSON_OBJECT) else None
+    def _blanks(self, spec: Spec) -> Blanks | None:
+        match spec.kind:
+            case Kind.STRUCTURAL_TAG:
+                return self._vocabulary.blanks_in_tags
+            case Kind.JSON if not may_repeat(spec.text):
+                return self._vocabulary.blanks
+            case Kind.JSON | Kind.JSON_OBJECT:
+                return self._vocabulary.blanks_and_names
+        return None
 
 
 def check(spec: Spec) -> None:
@@ -165,19 +178,20 @@ def _bytes_tokenizer() -> llguidance.LLTokenizer:
 def takes_string(schema: Mapping[str, Any]) -> bool:
     """Return whether the library takes a schema of a string, with its pattern, format and lengths.
     It takes one that nothing matches."""
-    return _takes(json.dumps({"type": "string", **schema}))
+    return takes_text(json.dumps({"type": "string", **schema}))
 
 
 def patterns_disjoint(patterns: Sequence[str]) -> bool:
     """Return whether no name matches two of these patterns; False where the library does not find
     out."""
-    return _takes(
+    return takes_text(
         json.dumps({"type": "object", "patternProperties": dict.fromkeys(patterns, True)})
     )
 
 
 @lru_cache(maxsize=4096)
-def _takes(schema: str) -> bool:
+def takes_text(schema: str) -> bool:
+    """Return whether the library takes the text of a schema, also one that nothing matches."""
     import llguidance
 
     source = llguidance.LLMatcher.grammar_from_json_schema(schema)
@@ -322,7 +336,8 @@ class LLGuidanceGrammar(AnswerState):
         self._stops = stop_token_ids.difference(self._eos)
         self._num_matchers = 1
         self._blanks = compiled.blanks
-        self._places = [START]  # after each of the tokens; where blanks are not counted, no more
+        # after each of the tokens; where blanks are not counted, no more
+        self._places = [self._blanks.start if self._blanks else START]
 
     def _may_end(self) -> bool:
         return self.matcher.is_accepting()
@@ -392,8 +407,8 @@ class LLGuidanceGrammar(AnswerState):
     def _let_stop(self, row: MaskRow) -> None:
         """Lets the request's own stop tokens come where the model's own may, and no blank where
         there are enough."""
-        if self._blanks is not None and self._places[-1].has_enough:
-            self._blanks.forbid(row)
+        if self._blanks is not None:
+            self._blanks.narrow(row, self._places[-1])
         if self._stops and any(allowed(row, token) for token in self._eos):
             for token in self._stops:
                 allow(row, token)

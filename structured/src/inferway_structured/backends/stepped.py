@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from inferway_structured.backends import stepper
-from inferway_structured.backends.bits import allow_only
-from inferway_structured.compile.failures import TOO_LONG
+from inferway_structured.backends.answer_state import TOO_LONG, allow_only
 from inferway_structured.errors import (
     CompileError,
     JobKilledError,

@@ -14,7 +14,7 @@ from array import array
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from inferway_structured.compile.failures import TOO_LONG_IN_ALL
+from inferway_structured.backends.answer_state import TOO_LONG_IN_ALL
 from inferway_structured.errors import SpecError
 from inferway_structured.grammar import Unenforced
 from inferway_structured.spec import Kind, Spec, unpacked

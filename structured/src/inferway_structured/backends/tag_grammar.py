@@ -2,7 +2,7 @@
 
 Text goes until a word that ends it or begins a tag: both together are one lexeme that is as short
 as it can be, because a lexer never goes back to where a text might have ended before. (Its own
-StructTag lets triggers stand in the text, so that the model may pass every schema by.)
+StructTag has text with triggers alone, and none of the other formats.)
 
 What is not written here (tokens by their ids, text of so many tokens, EBNF, and some XML) is
 xgrammar's.
@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from inferway_structured.backends.tag_xml import STYLES, Value, Wrapper, arguments
 from inferway_structured.errors import SpecError
+from inferway_structured.validate.keywords import ANNOTATIONS
 from inferway_structured.validate.respelled import ascii_classes
 
 _ANYTHING = "/(?s:.*)/"
@@ -133,19 +133,19 @@ class _Writer:
 
     def _json_schema(self, one: Tag, ends: Sequence[Pieces]) -> str:
         style, schema = one.get("style", "json"), one["json_schema"]
-        if one.get("excludes") or (style != "json" and style not in STYLES):
+        if one.get("excludes") or (style != "json" and style not in _STYLES):
             raise SpecError("JSON in another style cannot be kept")
         if not schema and isinstance(schema, bool):
             raise SpecError("no answer can keep this schema")
         if style != "json":
-            return _in_turn(self._xml(schema, STYLES[style]), _one_of(ends))
+            return _in_turn(self._xml(schema, _STYLES[style]), _one_of(ends))
         return _in_turn(self._json(schema if isinstance(schema, dict) else {}), _one_of(ends))
 
     def _json(self, schema: Mapping[str, Any]) -> str:
         return self._rule("%json " + json.dumps({**schema, "x-guidance": dict(self._ways)}), "json")
 
-    def _xml(self, schema: Any, style: Wrapper) -> str:
-        properties = list(arguments(schema))
+    def _xml(self, schema: Any, style: _Wrapper) -> str:
+        properties = list(_arguments(schema))
         declared = [each.name for each in properties if each.name is not None]
         parts = []
         for each in properties:
@@ -155,7 +155,7 @@ class _Writer:
         return self._rule(_in_turn(*parts))
 
     def _element(
-        self, name: str | None, value: Value, style: Wrapper, declared: Sequence[str]
+        self, name: str | None, value: _Value, style: _Wrapper, declared: Sequence[str]
     ) -> str:
         is_json = value.schema is not None
         after = (is_json and style.after_json) or style.after
@@ -329,3 +329,94 @@ def _either(ways: Sequence[str]) -> str:
 
 def _one_of(ends: Sequence[Pieces]) -> str:
     return _either([_spelled(end) for end in ends]) if ends else ""
+
+
+# Arguments of a call as XML: one element a property, in the schema's order. Strings stand there as
+# they are, everything else as JSON.
+
+
+class _Wrapper(NamedTuple):
+    """The texts before and after a property's name and its value."""
+
+    before: str
+    after: str
+    close: str
+    after_json: str = ""  # of a value that is no string, where that differs
+
+
+_STYLES: Mapping[str, _Wrapper] = {
+    "qwen_xml": _Wrapper("<parameter=", ">", "</parameter>"),
+    "minimax_xml": _Wrapper('<parameter name="', '">', "</parameter>"),
+    "glm_xml": _Wrapper("<arg_key>", "</arg_key><arg_value>", "</arg_value>"),
+    "deepseek_xml": _Wrapper(
+        *('<｜DSML｜parameter name="', '" string="true">', "</｜DSML｜parameter>"),
+        '" string="false">',
+    ),
+    "deepseek_v4_1_xml": _Wrapper(
+        *('<｜DSML｜ parameter name="', '" string="true">', "</｜DSML｜ parameter>"),
+        '" string="false">',
+    ),
+}
+_OBJECT = frozenset({"type", "properties", "required", "additionalProperties", "$defs"})
+
+
+class _Value(NamedTuple):
+    """One way to write a property's value; any text if it has neither member."""
+
+    words: str | None = None
+    schema: Any = None
+
+
+class _Property(NamedTuple):
+    name: str | None  # None: any that is not declared
+    values: list[_Value]
+    is_required: bool = False
+
+
+def _arguments(schema: Any) -> Iterator[_Property]:
+    """Raises SpecError for what is no plain object."""
+    if schema is True or schema == {}:
+        yield _Property(None, [_Value()])
+        return
+    said = _said(schema)
+    properties, required = said.get("properties", {}), said.get("required", [])
+    others = said.get("additionalProperties", True)
+    is_plain = said.get("type") == "object" and not set(said) - _OBJECT
+    if not is_plain or set(required) - set(properties) or not isinstance(others, bool):
+        raise SpecError("arguments in XML that are no plain object cannot be kept")
+    for name, inner in properties.items():
+        yield _Property(name, list(_values(inner, said.get("$defs"))), name in required)
+    if others:
+        yield _Property(None, [_Value()])
+
+
+def _values(schema: Any, definitions: Any) -> Iterator[_Value]:
+    said = _said(schema)
+    kinds = said.get("type")
+    if not said:
+        yield _Value()
+    elif "enum" in said or "const" in said:
+        if set(said) - {"enum", "const", "type"} or {"enum", "const"} <= set(said):
+            raise SpecError("choices of arguments in XML with other keywords cannot be kept")
+        for one in said.get("enum", [said.get("const")]):
+            yield _Value(words=one if isinstance(one, str) else json.dumps(one))
+    elif set(said) == {"anyOf"}:
+        for one in said["anyOf"]:
+            yield from _values(one, definitions)
+    elif isinstance(kinds, list) and set(said) == {"type"}:
+        for kind in kinds:
+            yield from _values({"type": kind}, definitions)
+    elif isinstance(kinds, str) and kinds != "string":
+        yield _Value(schema={**said, **({"$defs": definitions} if definitions else {})})
+    elif said == {"type": "string"}:
+        yield _Value()
+    else:
+        raise SpecError("strings with keywords cannot be kept in XML")
+
+
+def _said(schema: Any) -> dict[str, Any]:
+    if schema is True:
+        return {}
+    if not isinstance(schema, dict):
+        raise SpecError("no answer can keep this schema")
+    return {word: rule for word, rule in schema.items() if word not in ANNOTATIONS}

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 from functools import cached_property
-from hashlib import blake2b
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from inferway_structured.backends.blanks import Blanks, BlanksInTags
+from inferway_structured.backends.names import BlanksAndNames
 from inferway_structured.errors import ConfigError
 
 if TYPE_CHECKING:
     import llguidance
-    import outlines_core
 
 
 class Vocabulary:
@@ -56,12 +55,6 @@ class Vocabulary:
         """The number of int32 words in a row of the bitmask."""
         return (self.size + 31) // 32
 
-    @cached_property
-    def fingerprint(self) -> str:
-        """128 bits in hex: equal where every library would make the same of it."""
-        about = f"{self.size} {self.eos_token_ids}\0{self._text}"
-        return blake2b(about.encode(), digest_size=16).hexdigest()
-
     @property
     def ll_tokenizer(self) -> llguidance.LLTokenizer:
         """Takes about a second. Any thread."""
@@ -94,6 +87,10 @@ class Vocabulary:
         return Blanks(self)
 
     @cached_property
+    def blanks_and_names(self) -> BlanksAndNames:
+        return BlanksAndNames(self)
+
+    @cached_property
     def blanks_in_tags(self) -> BlanksInTags:
         return BlanksInTags(self)
 
@@ -106,23 +103,6 @@ class Vocabulary:
             for token in range(self.size)
             if tokenizer.is_special_token(token)
         }
-
-    @property
-    def outlines_vocabulary(self) -> outlines_core.Vocabulary:
-        """Return the vocabulary in the form of outlines-core. Any thread may call this."""
-        _ = self.token_bytes  # takes the lock itself, once
-        with self._making:
-            return self._outlines_vocabulary
-
-    @cached_property
-    def _outlines_vocabulary(self) -> outlines_core.Vocabulary:
-        import outlines_core
-
-        ids: dict[bytes, list[int]] = {}
-        for token, written in enumerate(self.token_bytes):
-            if written is not None and token not in self.eos_token_ids:
-                ids.setdefault(written, []).append(token)
-        return outlines_core.Vocabulary(self.eos_token_ids[0], ids)
 
     @cached_property
     def tokenizer_info(self) -> Any:

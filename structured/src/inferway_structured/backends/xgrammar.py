@@ -6,22 +6,19 @@ kept from it here.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from functools import cache, cached_property
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from inferway_structured.backends.answer_state import AnswerState
-from inferway_structured.backends.bits import allow_only
+from inferway_structured.backends.answer_state import AnswerState, allow_only
 from inferway_structured.errors import SpecError
 from inferway_structured.spec import Kind, Spec
+from inferway_structured.validate.ebnf import is_ebnf
 
 if TYPE_CHECKING:
     from inferway_structured.backends.vocabulary import Vocabulary
     from inferway_structured.grammar import MaskRow, Unenforced
-
-MAX_TEXT_CHARS = 16_384  # it compiles without a time limit; larger took seconds
 
 
 @cache
@@ -47,11 +44,8 @@ class XGrammar:
         )
 
     def compile(self, spec: Spec, unenforced: Sequence[Unenforced] = ()) -> XGrammarCompiled:
-        if len(spec.text) > MAX_TEXT_CHARS:
-            raise SpecError(
-                f"{len(spec.text)} characters are more than {MAX_TEXT_CHARS}, and the library that "
-                "could keep this has no limits of its own"
-            )
+        """Compile a grammar, or a tag with schemas as `xgrammar_schemas` says them. Raises
+        SpecError."""
         try:
             compiled = self._compiled(spec)
         except (RuntimeError, ValueError, TypeError) as error:
@@ -60,26 +54,11 @@ class XGrammar:
         return XGrammarCompiled(compiled, self._vocabulary.eos_token_ids, tuple(unenforced))
 
     def _compiled(self, spec: Spec) -> Any:
-        compiler = self._compiler
-        blanks = spec.options.any_whitespace
-        separators = None if blanks else (",", ":")
-        match spec.kind:
-            case Kind.JSON | Kind.JSON_OBJECT:
-                schema = spec.text if spec.kind is Kind.JSON else '{"type":"object"}'
-                return compiler.compile_json_schema(
-                    schema, any_whitespace=blanks, separators=separators, strict_mode=False
-                )
-            case Kind.REGEX:
-                return compiler.compile_regex(spec.text)
-            case Kind.CHOICE:
-                choices = " | ".join(json.dumps(one) for one in json.loads(spec.text))
-                return compiler.compile_grammar(f"root ::= {choices}")
-            case Kind.GRAMMAR:
-                if "::=" in spec.text:
-                    return compiler.compile_grammar(spec.text)
-                return compiler.compile_lark(spec.text)
-            case Kind.STRUCTURAL_TAG:
-                return compiler.compile_structural_tag(spec.text)
+        if spec.kind is Kind.STRUCTURAL_TAG:
+            return self._compiler.compile_structural_tag(spec.text)
+        if is_ebnf(spec.text):
+            return self._compiler.compile_grammar(spec.text)
+        return self._compiler.compile_lark(spec.text)
 
 
 class XGrammarCompiled:

@@ -8,13 +8,24 @@ from __future__ import annotations
 
 import ctypes
 import json
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import asdict, replace
-from functools import cache, partial
+from functools import cache
 from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from inferway_structured.compile.jobs import Child, Job
-from inferway_structured.errors import SpecError
+from inferway_structured.cache import Remembered
+from inferway_structured.errors import (
+    CompileError,
+    JobFailedError,
+    JobKilledError,
+    QuarantinedError,
+    SandboxBusyError,
+    SandboxError,
+    SaturatedError,
+    SpecError,
+)
 from inferway_structured.grammar import Unenforced, Verdict
 from inferway_structured.sandbox.process import Limits
 from inferway_structured.sandbox.sandbox import Sandbox
@@ -22,6 +33,8 @@ from inferway_structured.spec import Kind, Spec, packed, unpacked
 
 if TYPE_CHECKING:
     from inferway_structured.backends.cascade import Cascade
+    from inferway_structured.compile.compilations import CompileLimits
+    from inferway_structured.counts import Counts
     from inferway_structured.grammar import Compiled
 
 LIMITS = Limits(
@@ -29,6 +42,7 @@ LIMITS = Limits(
 )
 PATIENCE_SECONDS = 10.0  # until it is a spec's turn
 MAX_WAITING = 64
+_MAX_COMPILES_WAITING = 8  # of an engine, beside the one that the child is at
 _GIVEN_BACK_BYTES = 32 << 20  # what compiled less leaves free is soon used again
 JUDGE = f"{__name__}:compile_on_trial"
 PREPARE = f"{__name__}:rehearse"
@@ -88,29 +102,97 @@ class TrialResult(NamedTuple):
     said: str  # the spec's text in the library's words, for `Cascade.compile_said`
 
 
-class TrialJobs:
-    """The jobs of a CompilationManager for what is heavy: it is compiled in the child, then here.
+class Jobs(NamedTuple):
+    """The work of a child, one job a spec."""
+
+    function: str  # "package.module:name", packed spec -> bytes
+    finish: Callable[[Spec, bytes], Compiled]  # in a thread of ours, what the child has returned
+    prepare: str | None = None  # "package.module:name", called before the limits hold
+
+
+def trial_jobs(cascade: Cascade) -> Jobs:
+    """Return the jobs of `Compilations` for what is heavy: it is compiled in the child, then here.
     As what it takes here is known, this is done once at a time."""
+    compiling = Lock()
 
-    fingerprint = "trial"  # its results are kept nowhere
-
-    def __init__(self, cascade: Cascade) -> None:
-        self._cascade = cascade
-        self._compiling = Lock()
-        self.child = Child((__name__,), PREPARE, lambda: b"-")
-
-    def job(self, spec: Spec) -> Job:
-        return Job(JUDGE, packed(spec), partial(self._compiled, spec), required=True)
-
-    def _compiled(self, spec: Spec, said: bytes) -> Compiled:
+    def finish(spec: Spec, said: bytes) -> Compiled:
         found = _result(said)
-        with self._compiling:
-            compiled = self._cascade.compile_said(
+        with compiling:
+            compiled = cascade.compile_said(
                 replace(spec, text=found.said), found.verdict, found.num_bytes
             )
             if found.num_bytes > _GIVEN_BACK_BYTES:
                 give_back()
         return compiled
+
+    return Jobs(JUDGE, finish, PREPARE)
+
+
+class Children:
+    """A child process that does jobs, and the next when it was killed; what has killed it is in
+    quarantine. Any thread may use it. It starts with the first job."""
+
+    def __init__(
+        self, jobs: Jobs, limits: CompileLimits, counts: Counts, clock: Callable[[], float]
+    ) -> None:
+        self._jobs = jobs
+        self._counts = counts
+        self._lock = Lock()
+        # Why each was killed, by the spec's key.
+        self._killers: Remembered[str, str] = Remembered(
+            limits.quarantine_seconds, limits.max_remembered, clock
+        )
+        self.helper = Sandbox(
+            jobs.function.partition(":")[0],
+            limits=limits.trial,
+            max_waiting=_MAX_COMPILES_WAITING,
+            keep_spare=False,
+            prepare=None if jobs.prepare is None else (jobs.prepare, b"-"),
+        )
+
+    def submit(self, spec: Spec) -> Future[bytes]:
+        """Hand the spec to the child. Raises QuarantinedError, SaturatedError if too many wait, or
+        CompileError if no child can be had."""
+        with self._lock:
+            why = self._killers.get(spec.key)
+        if why is not None:
+            raise QuarantinedError(why)
+        try:
+            return self.helper.submit(self._jobs.function, packed(spec))
+        except SandboxBusyError:
+            message = f"{_MAX_COMPILES_WAITING} grammars wait to be compiled; try again later"
+            raise SaturatedError(message) from None
+        except SandboxError as error:
+            raise CompileError(str(error)) from error
+
+    def result(self, spec: Spec, future: Future[bytes]) -> Compiled:
+        """Return what comes of a job that is done. Raises SpecError or CompileError."""
+        try:
+            said = future.result()
+        except JobKilledError as error:
+            raise self._killed(spec, error) from None
+        except JobFailedError as error:
+            raise SpecError(f"the grammar library refuses it: {error}") from None
+        except SandboxError as error:
+            raise CompileError(str(error)) from error
+        return self._jobs.finish(spec, said)
+
+    def num_in_quarantine(self) -> int:
+        with self._lock:
+            return len(self._killers)
+
+    def close(self) -> None:
+        self.helper.close()
+
+    def _killed(self, spec: Spec, error: JobKilledError) -> QuarantinedError:
+        self._counts.helper_kills.add(error.limit)
+        why = f"compiling it {error}"
+        if error.lacked_cpu:
+            self._counts.timeouts.add("child")
+        else:
+            with self._lock:
+                self._killers.put(spec.key, why)
+        return QuarantinedError(why)
 
 
 class Trial:
@@ -129,7 +211,7 @@ class Trial:
 
     async def verdict(self, spec: Spec) -> Verdict:
         """Return what engines with our plugin make of the spec. Raises SpecError, JobKilledError
-        where it passed a limit, or another HelperError if it cannot be tried now."""
+        where it passed a limit, or another SandboxError if it cannot be tried now."""
         return _result(await self.helper.call_async(JUDGE, packed(spec))).verdict
 
     def close(self) -> None:

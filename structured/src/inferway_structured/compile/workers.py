@@ -38,10 +38,6 @@ class Workers:
         self._num_idle = 0
         self._closed = False
 
-    @property
-    def num_left(self) -> int:
-        return len(self._left)
-
     def put(self, task: Task, turn: Turn = Turn.NEXT) -> None:
         """Have the task done in its turn; never once it is closed."""
         with self._changed:

@@ -6,6 +6,13 @@ kernel ends the process with its parent; closing the socket does, too.
 
 A child that is there to be copied keeps the right to open files and to fork, and gives it up in
 copies that are not copied themselves: what takes long to prepare is prepared once.
+
+A job is `JOB` (length of the function's name, length of the argument), then both. An answer is
+`ANSWER` (an Outcome, whether the child is worn out, length of the rest), then the rest.
+
+A job without a name asks for a copy of the child: its argument is `COPY` (the copy's memory, CPU
+time and length of a result, and whether it can be copied itself), with a socket beside it, on which
+the copy answers.
 """
 
 from __future__ import annotations
@@ -17,11 +24,11 @@ import os
 import resource
 import signal
 import socket
+import struct
 import sys
 from collections.abc import Callable, Sequence
+from enum import IntEnum
 from typing import Any
-
-from inferway_structured.sandbox.wire import ANSWER, COPY, JOB, Outcome
 
 # linux/prctl.h
 _PR_SET_PDEATHSIG = 1
@@ -29,6 +36,22 @@ _PR_SET_NO_NEW_PRIVS = 38
 
 # Given back when memory has run out, so that this can be said.
 _RESERVE_BYTES = 1 << 20
+
+JOB = struct.Struct("!HQ")
+ANSWER = struct.Struct("!B?Q")
+COPY = struct.Struct("!QdQ?")
+
+
+class Outcome(IntEnum):
+    """The outcome of a job, as its child reports it. Where the child cannot report, its exit status
+    tells."""
+
+    READY = 0  # no job yet: everything is imported, limits hold
+    NOT_READY = 1  # an import failed; the rest is why
+    DONE = 2  # the rest is the result
+    RAISED = 3  # the rest is the error's type
+    OUT_OF_MEMORY = 4
+    TOO_LONG = 5  # the result is longer than allowed
 
 
 def main(

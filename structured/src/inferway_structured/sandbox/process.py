@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from inferway_structured.errors import JobFailedError, JobKilledError, SandboxError
-from inferway_structured.sandbox.wire import ANSWER, COPY, JOB, Outcome
+from inferway_structured.sandbox.child import ANSWER, COPY, JOB, Outcome
 
 # To import what a child needs: 0.1 s on an idle machine.
 START_SECONDS = 60.0
@@ -61,7 +61,7 @@ class Conversation:
         return self._ready
 
     def do(self, function: str, argument: bytes) -> bytes:
-        """Return the job's result. Raises JobKilledError, JobFailedError or HelperError; `usable`
+        """Return the job's result. Raises JobKilledError, JobFailedError or SandboxError; `usable`
         says whether the child has survived it."""
         self.ask(function, argument)
         return self._answer(self._deadline)
@@ -102,8 +102,8 @@ class Conversation:
     def copy(self, limits: Limits, copied: bool = False) -> Conversation:
         """Return a conversation with a copy of the child, which was started to be `copied`, as the
         copy may be, too. The copy ends with the child, or when its conversation is closed, or held
-        by nobody: at the end of its job. Raises HelperError; `usable` says whether the child can be
-        asked again."""
+        by nobody: at the end of its job. Raises SandboxError; `usable` says whether the child can
+        be asked again."""
         self.wait_until_ready()
         ours, theirs = socket.socketpair()
         wanted = (limits.memory_bytes, limits.cpu_seconds, limits.result_bytes, copied)
@@ -126,7 +126,7 @@ class Conversation:
         return made
 
     def wait_until_ready(self) -> None:
-        """Wait until the child is prepared and its limits hold. Raises HelperError."""
+        """Wait until the child is prepared and its limits hold. Raises SandboxError."""
         if self._ready:
             return
         try:
@@ -238,11 +238,7 @@ def _start(command: Sequence[str], fds: Sequence[int]) -> subprocess.Popen[bytes
 
 
 def _command(
-    fd: int,
-    modules: Sequence[str],
-    limits: Limits,
-    preparation: Preparation | None,
-    copied: bool,
+    fd: int, modules: Sequence[str], limits: Limits, preparation: Preparation | None, copied: bool
 ) -> list[str]:
     """Neither the environment, nor the user's site, nor the working directory decides what the
     child imports: it gets our own path."""

@@ -1,6 +1,6 @@
 """A child process for work that may hang, eat memory or crash: one job at a time, under limits.
 
-    helper = Helper("package.module", limits=Limits(cpu_seconds=2))
+    helper = Sandbox("package.module", limits=Limits(cpu_seconds=2))
     result = helper.call("package.module:function", b"argument")
 
 The function takes bytes and returns bytes. A job over a limit ends with its process, and nothing
@@ -66,7 +66,7 @@ class Sandbox:
 
     def start(self) -> Future[None]:
         """Start the processes now, in the background, instead of with the first job. The future is
-        done, or raises HelperError, when the first of them is ready."""
+        done, or raises SandboxError, when the first of them is ready."""
         with self._lock:
             if self._closed:
                 raise _closed()
@@ -78,7 +78,7 @@ class Sandbox:
         return any(process.is_ready for process in self._processes[:1])
 
     def call(self, function: str, argument: bytes) -> bytes:
-        """Return the job's result. Raises HelperBusyError if too many wait or this job waited for
+        """Return the job's result. Raises SandboxBusyError if too many wait or this job waited for
         too long, JobKilledError if it passed a limit, JobFailedError if it raised."""
         job = self.submit(function, argument)
         try:
@@ -113,7 +113,7 @@ class Sandbox:
 
     def submit(self, function: str, argument: bytes) -> Future[bytes]:
         """Return a future of the job's result, for callers that wait in their own way, and as long
-        as they like: cancel it then. Raises HelperBusyError or HelperError; the future raises as
+        as they like: cancel it then. Raises SandboxBusyError or SandboxError; the future raises as
         `call`. What is called when it is done runs in the helper's thread."""
         with self._lock:
             if self._closed:

@@ -13,13 +13,14 @@ import json
 import re
 from typing import Any
 
+from inferway_structured.backends.schemas.nodes import parsed
 from inferway_structured.backends.schemas.numbers import check_grammar_numbers
 from inferway_structured.errors import SpecError
 from inferway_structured.spec import Kind, Spec, unpacked
 from inferway_structured.validate.ebnf import check_ebnf, is_ebnf
 from inferway_structured.validate.json_schema_drafts import regex_fault
+from inferway_structured.validate.keywords import pointer
 from inferway_structured.validate.limits import SpecLimits
-from inferway_structured.validate.schema_walk import pointer
 from inferway_structured.validate.schemas import check_nesting, check_pattern, check_schema
 
 DEFAULT = SpecLimits()
@@ -37,7 +38,7 @@ def check(spec: Spec, limits: SpecLimits = DEFAULT) -> None:
         _check_regex(whitespace, limits, "whitespace_pattern: ")
     match spec.kind:
         case Kind.JSON:
-            check_schema(json.loads(spec.text), limits, spec.text)
+            check_schema(parsed(spec.text), limits, spec.text)
         case Kind.REGEX:
             _check_regex(spec.text, limits)
         case Kind.CHOICE:
@@ -45,7 +46,7 @@ def check(spec: Spec, limits: SpecLimits = DEFAULT) -> None:
         case Kind.GRAMMAR:
             check_grammar(spec.text, limits)
         case Kind.STRUCTURAL_TAG:
-            _check_tag(json.loads(spec.text), limits, spec.text)
+            _check_tag(json.loads(spec.text), limits)
         case Kind.JSON_OBJECT:
             pass
 
@@ -117,24 +118,24 @@ def _check_json_within(text: str, limits: SpecLimits) -> None:
         except (ValueError, RecursionError):
             continue  # llguidance says so, with the line
         try:
-            check_schema(schema, limits, text)
+            check_schema(schema, limits)
         except SpecError as e:
             line = text.count("\n", 0, found.start()) + 1
             raise SpecError(f"line {line}: %json: {e}", keyword="grammar") from None
 
 
-def _check_tag(tag: dict[str, Any], limits: SpecLimits, text: str) -> None:
+def _check_tag(tag: dict[str, Any], limits: SpecLimits) -> None:
     """Each shape in it; `structures` and `triggers` themselves were read before (spec.py)."""
     check_nesting(tag, limits, _TAG_WRAPPERS)
     for i, structure in enumerate(tag.get("structures", ())):
-        _within(["structures", i, "schema"], structure["schema"], limits, text)
+        _within(["structures", i, "schema"], structure["schema"], limits)
     waiting: list[tuple[list[str | int], Any]] = [(["format"], tag.get("format"))]
     while waiting:
         steps, item = waiting.pop()
         if isinstance(item, list):
             waiting.extend(([*steps, i], child) for i, child in enumerate(item))
         elif isinstance(item, dict):
-            _check_format(steps, item, limits, text)
+            _check_format(steps, item, limits)
             waiting.extend(
                 ([*steps, name], child)
                 for name, child in item.items()
@@ -145,9 +146,7 @@ def _check_tag(tag: dict[str, Any], limits: SpecLimits, text: str) -> None:
 _TAG_WRAPPERS = 16  # levels more, as in vLLM (STRUCTURAL_TAG_WRAPPER_NESTING)
 
 
-def _check_format(
-    steps: list[str | int], item: dict[str, Any], limits: SpecLimits, text: str
-) -> None:
+def _check_format(steps: list[str | int], item: dict[str, Any], limits: SpecLimits) -> None:
     """Check one of xgrammar's formats. Those that hold no shape are the engine's to judge."""
     kind = item.get("type")
     if kind not in ("json_schema", "regex", "grammar"):
@@ -156,7 +155,7 @@ def _check_format(
     value = item.get(name)
     place = [*steps, name]
     if kind == "json_schema" and isinstance(value, dict | bool):
-        _within(place, value, limits, text)
+        _within(place, value, limits)
         return
     if kind == "json_schema" or not isinstance(value, str):
         raise SpecError(f"{pointer(place)}: is missing or of another type", place=pointer(place))
@@ -169,9 +168,9 @@ def _check_format(
         raise _moved(e, pointer(place)) from None
 
 
-def _within(steps: list[str | int], schema: Any, limits: SpecLimits, text: str) -> None:
+def _within(steps: list[str | int], schema: Any, limits: SpecLimits) -> None:
     try:
-        check_schema(schema, limits, text)
+        check_schema(schema, limits)
     except SpecError as e:
         raise _moved(e, pointer(steps)) from None
 

@@ -5,14 +5,14 @@ forbids. By jsonschema_rs, which fetches nothing.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 from urllib.parse import quote
 
 from inferway_structured.errors import SpecError
-from inferway_structured.validate.keywords import DRAFTS
-from inferway_structured.validate.schema_walk import SchemaObject, Subschema, graph, pointer
+from inferway_structured.validate.keywords import DRAFTS, NAMING, pointer
+from inferway_structured.validate.schema_walk import Graph, SchemaObject, graph
 
 
 def validator_of(schema: SchemaObject | bool) -> Any:
@@ -40,70 +40,68 @@ def validator_of(schema: SchemaObject | bool) -> Any:
     return _by_first(drafts, mended)
 
 
-def is_ordinary(nodes: Sequence[Subschema], text: str) -> bool:
-    """Return whether `validator_of` surely takes the schema of these nodes, whose references all
-    lead somewhere: told by the rules of its draft, and its patterns, in a tenth of the time.
-    `text`: what it was read from."""
+def is_ordinary(found: Graph, odd: Sequence[SchemaObject], text: str) -> bool:
+    """Return whether `validator_of` surely takes the schema of a graph, whose references all lead
+    somewhere: told by the rules of its draft, in a tenth of the time. `odd`: its patterns of a
+    syntax that not all dialects share, each in a schema. `text`: the schema's own."""
+    root = found.nodes[0].schema
+    draft = _draft_of(root, text)
+    if draft is None or any(node.schema is not root for node in found.named):
+        return False
+    for word in NAMING & root.keys():
+        said = root[word]
+        if word not in ("$id", "id") or not (
+            isinstance(said, str) and _ORDINARY_ID.fullmatch(said)
+        ):
+            return False
+    if not all(_is_ordinary_reference(word, said, draft) for word, said in found.references):
+        return False
+    return _keeps_rules(root) and _are_taken(odd, draft)
+
+
+def is_ordinary_tree(root: SchemaObject, text: str) -> bool:
+    """Return what `is_ordinary` does of a schema that has neither references nor patterns nor names
+    of its own, inside it."""
+    return _draft_of(root, text) is not None and _keeps_rules(root)
+
+
+def _draft_of(root: SchemaObject, text: str) -> str | None:
+    """Return the draft that a schema is written in; None where that is not told so easily."""
+    if "\\u" in text:  # half of a surrogate pair: what is built refuses it
+        return None
+    if len(_DRAFT.findall(text)) > ("$schema" in root) or '"$vocabulary"' in text:
+        return None  # there may be another one inside
+    return DRAFTS.get(str(root["$schema"]).rstrip("#")) if "$schema" in root else "2020-12"
+
+
+def _keeps_rules(root: SchemaObject) -> bool:
     import jsonschema_rs as library
 
-    root = nodes[0].schema
-    draft = DRAFTS.get(str(root["$schema"]).rstrip("#")) if "$schema" in root else "2020-12"
-    if draft is None or "\\u" in text:  # half of a surrogate pair: what is built refuses it
-        return False
-    patterns: dict[str, None] = {}
-    names: dict[str, None] = {}
-    references: set[str] = set()
-    for node in nodes:
-        if _BUILT.isdisjoint(node.schema):
-            continue
-        for word, said in node.schema.items():
-            if word == "pattern" and isinstance(said, str):
-                patterns[said] = None
-            elif word == "patternProperties" and isinstance(said, dict):
-                names |= dict.fromkeys(said)
-            elif word == "$ref" and isinstance(said, str):
-                references.add(said)
-            elif word in _BUILT and not _is_usual(word, said, node.schema is root, draft):
-                return False
-    if not all(_is_ordinary_reference(said, draft) for said in references):
-        return False
-    return bool(library.meta.is_valid(root)) and _are_taken(patterns, names, draft)
+    return bool(library.meta.is_valid(root))
 
 
-# What the rules of the draft do not tell: patterns, and where references lead.
-_BUILT = frozenset(
-    {
-        *("pattern", "patternProperties", "$ref", "$dynamicRef", "$recursiveRef", "$schema"),
-        *("$id", "id", "$anchor", "$dynamicAnchor", "$recursiveAnchor", "$vocabulary"),
-    }
+_DRAFT = re.compile(r'"\$schema": ?"')
+_ORDINARY_REFERENCE = re.compile(
+    r"#(?:/(?:definitions|\$defs|properties|patternProperties)/[\w.:-]+"
+    r"|/(?:items|additionalProperties|additionalItems|not))*",
+    re.ASCII,
 )
-_ORDINARY_REFERENCE = re.compile(r"#(?:/(definitions|\$defs)/[\w.:-]+)?", re.ASCII)
 _ORDINARY_ID = re.compile(r"https?://[\w.-]+(?:/[\w.-]+)*/?#?", re.ASCII)
 
 
-def _is_ordinary_reference(said: str, draft: str) -> bool:
+def _is_ordinary_reference(word: str, said: str, draft: str) -> bool:
     """Return whether all libraries find the same there, which the draft's rules hold for."""
-    found = _ORDINARY_REFERENCE.fullmatch(said)
-    return found is not None and (found[1] != "$defs" or draft in ("2019-09", "2020-12"))
-
-
-def _is_usual(word: str, said: object, is_at_root: bool, draft: str) -> bool:
-    if not isinstance(said, str):
+    if word != "$ref" or not _ORDINARY_REFERENCE.fullmatch(said):
         return False
-    if word == "$schema" and DRAFTS.get(said.rstrip("#")) == draft:
-        return True
-    return is_at_root and word in ("$id", "id") and _ORDINARY_ID.fullmatch(said) is not None
+    return "/$defs/" not in said or draft in ("2019-09", "2020-12")
 
 
-def _are_taken(patterns: Iterable[str], names: Iterable[str], draft: str) -> bool:
-    """Return whether all of them are where they stand alone; False where that is told of some
-    only."""
-    alone: list[SchemaObject] = [{"pattern": one} for one in patterns]
-    alone += [{"patternProperties": {one: {}}} for one in names]
-    if not alone:
+def _are_taken(schemas: Sequence[SchemaObject], draft: str) -> bool:
+    """Return whether all of them are; False where that is told of some only."""
+    if not schemas:
         return True
     try:
-        return _built({"allOf": alone}, draft) is not None
+        return _built({"allOf": schemas}, draft) is not None
     except SpecError:
         return False
 

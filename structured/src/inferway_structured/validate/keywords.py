@@ -1,4 +1,4 @@
-"""The keywords of JSON Schema.
+"""The keywords of JSON Schema, and pointers to them (RFC 6901).
 
 draft 2020-12 (json-schema.org/draft/2020-12/schema), and what older drafts had besides.
 """
@@ -20,6 +20,28 @@ PLAIN = (
     *("required", "minProperties", "maxProperties", "dependentRequired"),
 )
 RESTRICTING = frozenset({*MANY, *ONE, *NAMED, *PLAIN, "additionalItems", "dependencies"})
+FORMATS = frozenset(  # any other is a name that says nothing
+    {
+        *("date", "time", "date-time", "duration", "email", "idn-email", "hostname"),
+        *("idn-hostname", "ipv4", "ipv6", "uri", "uri-reference", "uri-template", "iri"),
+        *("iri-reference", "uuid", "json-pointer", "relative-json-pointer", "regex"),
+    }
+)
+# Of all drafts, what holds schemas, by what it holds; and whether they are held against the same
+# value as the schema they stand in.
+HOLDING_ONE = frozenset({*ONE, "additionalItems", "contentSchema"})
+HOLDING_MANY = frozenset({*MANY, "items"})
+ELSEWHERE = frozenset(
+    {"$defs", "definitions"}
+)  # held against nothing until a reference leads there
+HOLDING_NAMED = frozenset({*NAMED, *ELSEWHERE, "dependencies"})
+HERE = frozenset(
+    {
+        *("not", "if", "then", "else", "allOf", "anyOf", "oneOf"),
+        *("dependentSchemas", "dependencies"),
+    }
+)
+NAMING = frozenset({"$id", "id", "$anchor", "$dynamicAnchor"})
 REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 
 # They forbid values.
@@ -52,3 +74,20 @@ def label(keyword: str | None) -> str:
     if keyword is None:
         return "none"
     return keyword if keyword in _KNOWN else "other"
+
+
+def escaped(step: str) -> str:
+    """Return a name as a part of a JSON pointer."""
+    if "/" not in step and "~" not in step:
+        return step
+    return step.replace("~", "~0").replace("/", "~1")
+
+
+def unescaped(part: str) -> str:
+    """Return the name that a part of a JSON pointer stands for."""
+    return part.replace("~1", "/").replace("~0", "~")
+
+
+def pointer(steps: list[str | int]) -> str:
+    """Return the JSON pointer of these steps."""
+    return "".join(f"/{escaped(str(step))}" for step in steps)

@@ -12,6 +12,8 @@ libraries that use it.
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -23,6 +25,8 @@ _FEWEST_STATES = 500
 _STEPS = 100_000
 _MAX_PLACES = 600
 _MAX_DEPTH = 200
+
+Ranges = tuple[tuple[int, int], ...]  # of characters, both ends among them
 
 _WIDE = 20  # bytes of UTF-8 automaton that a class beyond ASCII takes, as a factor
 
@@ -36,16 +40,19 @@ class Regex:
     explodes: bool  # its deterministic automaton grows exponentially
     steps: int  # that it took to say so: where many are tried, they are added up
     shorthands: int  # of `\w`, `\d`, `\s` and their opposites
+    is_ordinary: bool  # of the syntax that all dialects share, so that every library reads it
     unsupported: str | None = None
 
 
 @lru_cache(maxsize=1024)
 def measured(text: str) -> Regex:
     """Measure a regular expression, bounded by `_STEPS` and the text's length."""
-    reader = _Reader(text)
+    reader = Reader(text)
     node = reader.alternatives(0)
     if reader.unsupported is not None:
-        return Regex(node.size, node.repeats, False, 0, reader.shorthands, reader.unsupported)
+        return Regex(
+            node.size, node.repeats, False, 0, reader.shorthands, False, reader.unsupported
+        )
     # Each alternative for itself: one that explodes is enough. What explodes has a loop without
     # an end, which may begin anywhere, and a counted repeat that remembers where it began.
     steps = 0
@@ -55,22 +62,22 @@ def measured(text: str) -> Regex:
             explodes = places.explode(_STEPS - steps)
             steps += places.steps
             if explodes or steps > _STEPS:
-                return Regex(node.size, node.repeats, explodes, steps, reader.shorthands)
-    return Regex(node.size, node.repeats, False, steps, reader.shorthands)
+                return Regex(node.size, node.repeats, explodes, steps, reader.shorthands, False)
+    return Regex(node.size, node.repeats, False, steps, reader.shorthands, reader.is_ordinary)
 
 
-class _Node(NamedTuple):  # made in a third of a dataclass's time, for each character
+class Shape(NamedTuple):  # made in a third of a dataclass's time, for each character
     kind: str  # "class", "cat", "alt", "repeat", "empty"
     size: int = 0
     repeats: int = 1
-    ranges: tuple[tuple[int, int], ...] = ()
-    parts: tuple[_Node, ...] = ()
+    ranges: Ranges = ()
+    parts: tuple[Shape, ...] = ()
     low: int = 1
     high: int | None = 1
     endless: bool = False  # a `*`, a `+` or a `{n,}` is in it
 
 
-_EMPTY = _Node("empty")
+_EMPTY = Shape("empty")
 _LAST = 0x10FFFF
 _ANY = ((0, 9), (11, _LAST))
 _DIGITS = ((48, 57),)
@@ -78,6 +85,7 @@ _WORDS = ((48, 57), (65, 90), (95, 95), (97, 122), (0xAA, 0x2FFF))
 _SPACES = ((9, 13), (32, 32), (0xA0, 0xA0), (0x2000, 0x200A))
 _CLASSES = {"d": _DIGITS, "w": _WORDS, "s": _SPACES}
 _CONTROLS = {"n": 10, "r": 13, "t": 9, "f": 12, "v": 11, "a": 7, "e": 27, "0": 0}
+_ORDINARY_ESCAPES = frozenset(r"dDsSwWnrtfv!\"#$%&'()*+,-./:;=?@[\]^_`{|}~")
 _UNSUPPORTED_GROUPS = {
     "?=": "look-ahead",
     "?!": "look-ahead",
@@ -88,14 +96,20 @@ _UNSUPPORTED_GROUPS = {
 }
 
 
-class _Reader:
+class Reader:
+    """Reads a regular expression as a `Shape`. What has no width is left out of it, and the classes
+    of characters are about right."""
+
+    classes: Mapping[str, Ranges] = _CLASSES
+
     def __init__(self, text: str) -> None:
         self.text = text
         self.at = 0
         self.shorthands = 0
+        self.is_ordinary = True
         self.unsupported: str | None = None
 
-    def alternatives(self, depth: int) -> _Node:
+    def alternatives(self, depth: int) -> Shape:
         branches = [self._branch(depth)]
         while self._take("|"):
             branches.append(self._branch(depth))
@@ -103,18 +117,19 @@ class _Reader:
             return branches[0]
         return _joined("alt", branches)
 
-    def _branch(self, depth: int) -> _Node:
-        parts: list[_Node] = []
+    def _branch(self, depth: int) -> Shape:
+        parts: list[Shape] = []
         while self.at < len(self.text) and self.text[self.at] != "|":
             if self.text[self.at] != ")":
                 parts.append(self._repeated(self._atom(depth)))
             elif depth:
                 break
             else:  # nothing opened it: the libraries say so
+                self.is_ordinary = False
                 self.at += 1
         return parts[0] if len(parts) == 1 else _joined("cat", parts)
 
-    def _atom(self, depth: int) -> _Node:
+    def _atom(self, depth: int) -> Shape:
         char = self.text[self.at]
         self.at += 1
         if char == "(":
@@ -128,9 +143,11 @@ class _Reader:
         if char == "\\":
             ranges = self._escaped()
             return _EMPTY if ranges is None else _class(ranges)
+        if char in "*+?{}]":
+            self.is_ordinary = False
         return _class(((ord(char), ord(char)),))
 
-    def _group(self, depth: int) -> _Node:
+    def _group(self, depth: int) -> Shape:
         start = self.at - 1
         for opening, words in _UNSUPPORTED_GROUPS.items():
             if self.text.startswith(opening, self.at):
@@ -142,26 +159,32 @@ class _Reader:
             self.at = len(self.text)
             return _EMPTY
         inner = self.alternatives(depth + 1)
-        self._take(")")
+        self.is_ordinary &= self._take(")")
         return inner
 
     def _skip_group_head(self) -> None:
         """`?:`, `?i:`, `?P<name>`, `?<name>`; `(?i)` ends at its bracket."""
+        self.is_ordinary &= self.text.startswith(":", self.at)
         while self.at < len(self.text) and self.text[self.at] not in ":)>":
             self.at += 1
         if self.at < len(self.text) and self.text[self.at] != ")":
             self.at += 1
 
-    def _repeated(self, node: _Node) -> _Node:
+    def _repeated(self, node: Shape) -> Shape:
+        found = 0
         while self.at < len(self.text):
             char = self.text[self.at]
             if char in "*+?":
                 self.at += 1
+                self.is_ordinary &= not found or (found == 1 and char == "?")
                 node = _repeat(node, int(char == "+"), 1 if char == "?" else None)
             elif char == "{" and (counts := self._counts()) is not None:
-                node = _repeat(node, *counts)
+                low, high = counts
+                self.is_ordinary &= not found and (high is None or low <= high)
+                node = _repeat(node, low, high)
             else:
                 break
+            found += 1
         return node
 
     def _counts(self) -> tuple[int, int | None] | None:
@@ -174,13 +197,15 @@ class _Reader:
         first = int(low)
         return first, (first if not comma else int(high) if high else None)
 
-    def _escaped(self) -> tuple[tuple[int, int], ...] | None:
+    def _escaped(self) -> Ranges | None:
         r"""Return the character that follows a backslash; None where it is no character: `\b`."""
         start = self.at - 1
         if self.at >= len(self.text):
+            self.is_ordinary = False
             return ((92, 92),)
         char = self.text[self.at]
         self.at += 1
+        self.is_ordinary &= char in _ORDINARY_ESCAPES
         if char in "bBAzZG":
             return None
         if char in "123456789":
@@ -191,20 +216,20 @@ class _Reader:
             return None
         if char.lower() in _CLASSES:
             self.shorthands += 1
-            ranges = _CLASSES[char.lower()]
-            return ranges if char.islower() else _outside(ranges)
+            ranges = self.classes[char.lower()]
+            return ranges if char.islower() else outside(ranges)
         if char in "pP":
             return self._property(char == "P")
         code = self._code(char)
         return ((code, code),)
 
-    def _property(self, negated: bool) -> tuple[tuple[int, int], ...]:
+    def _property(self, negated: bool) -> Ranges:
         """Any property is about letters here: only its overlap with others matters."""
         if self._take("{"):
             self.at = max(self.at, self.text.find("}", self.at) + 1)
         else:
             self.at += 1
-        return _outside(_WORDS) if negated else _WORDS
+        return outside(_WORDS) if negated else _WORDS
 
     def _code(self, char: str) -> int:
         if char in "xu":
@@ -221,7 +246,7 @@ class _Reader:
                 return ord(char)
         return _CONTROLS.get(char, ord(char))
 
-    def _set(self) -> tuple[tuple[int, int], ...]:
+    def _set(self) -> Ranges:
         negated = self._take("^")
         ranges: list[tuple[int, int]] = []
         first = True
@@ -231,12 +256,15 @@ class _Reader:
             if len(low) == 1 and low[0][0] == low[0][1] and self._is_range():
                 self.at += 1
                 high = self._set_item()
+                self.is_ordinary &= len(high) == 1 and low[0][0] <= high[0][0] == high[0][1]
                 ranges.append((low[0][0], max(low[0][0], high[-1][1])))
             else:
+                self.is_ordinary &= not self._is_range()
                 ranges.extend(low)
+        self.is_ordinary &= bool(ranges) and self.at < len(self.text)
         self.at += 1
         found = tuple(ranges)
-        return _outside(found) if negated else found
+        return outside(found) if negated else found
 
     def _is_range(self) -> bool:
         return self.text.startswith("-", self.at) and self.text[self.at + 1 : self.at + 2] not in (
@@ -244,9 +272,13 @@ class _Reader:
             "",
         )
 
-    def _set_item(self) -> tuple[tuple[int, int], ...]:
+    def _set_item(self) -> Ranges:
         char = self.text[self.at]
         self.at += 1
+        # `&&`, `--` and `~~` are operators in some dialects, a bracket in others
+        self.is_ordinary &= char not in "[]" and not (
+            char in "&-~" and self.text.startswith(char, self.at)
+        )
         if char == "[" and self.text.startswith(":", self.at):  # [[:alpha:]]
             self.at = max(self.at, self.text.find("]", self.at) + 1)
             return _WORDS
@@ -264,13 +296,13 @@ class _Reader:
         self.unsupported = self.unsupported or f"{words} at character {at}"
 
 
-def _class(ranges: tuple[tuple[int, int], ...]) -> _Node:
+def _class(ranges: Ranges) -> Shape:
     wide = any(high > 127 for _, high in ranges) and ranges[0][0] != ranges[-1][1]
-    return _Node("class", size=_WIDE if wide else 1, ranges=ranges)
+    return Shape("class", size=_WIDE if wide else 1, ranges=ranges)
 
 
-def _joined(kind: str, parts: list[_Node]) -> _Node:
-    return _Node(
+def _joined(kind: str, parts: list[Shape]) -> Shape:
+    return Shape(
         kind,
         size=sum(part.size for part in parts),
         repeats=max((part.repeats for part in parts), default=1),
@@ -279,9 +311,9 @@ def _joined(kind: str, parts: list[_Node]) -> _Node:
     )
 
 
-def _repeat(node: _Node, low: int, high: int | None) -> _Node:
+def _repeat(node: Shape, low: int, high: int | None) -> Shape:
     rounds = max(low, 1) if high is None else max(low, high)
-    return _Node(
+    return Shape(
         "repeat",
         node.size * rounds,
         node.repeats * max(rounds, 1),
@@ -292,7 +324,7 @@ def _repeat(node: _Node, low: int, high: int | None) -> _Node:
     )
 
 
-def _outside(ranges: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
+def outside(ranges: Ranges) -> Ranges:
     found, start = [], 0
     for low, high in sorted(ranges):
         if low > start:
@@ -306,8 +338,8 @@ def _outside(ranges: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]
 class _Places:
     """Glushkov's automaton: a state is a set of places (bits), of those that may come next."""
 
-    def __init__(self, node: _Node) -> None:
-        self.ranges: list[tuple[tuple[int, int], ...]] = []
+    def __init__(self, node: Shape) -> None:
+        self.ranges: list[Ranges] = []
         self.follow: list[int] = []
         self.too_many = False
         self.steps = 0
@@ -320,10 +352,13 @@ class _Places:
         matching = self._matching()
         limit = max(_FEWEST_STATES, _STATES_PER_PLACE * len(self.follow))
         seen, waiting = {self.first}, [self.first]
+        known: dict[int, int] = {0: 0}
         while waiting and self.steps < steps:
             state = waiting.pop()
-            for places in matching:
-                reached = self._reached(state & places)
+            for left in {state & places for places in matching}:
+                reached = known.get(left)
+                if reached is None:
+                    reached = known[left] = self._reached(left)
                 if reached not in seen:
                     seen.add(reached)
                     waiting.append(reached)
@@ -349,18 +384,16 @@ class _Places:
         different = {tuple(ranges): 0 for ranges in self.ranges}
         for place, ranges in enumerate(self.ranges):
             different[ranges] |= 1 << place
-        found = set()
         self.steps += min(len(starts), 256) * len(different)
-        for char in sorted(starts)[:256]:
-            fits = 0
-            for ranges, places in different.items():
-                if any(low <= char <= high for low, high in ranges):
-                    fits |= places
-            if fits:
-                found.add(fits)
-        return found
+        chars = sorted(starts)[:256]
+        fits = [0] * len(chars)
+        for ranges, places in different.items():
+            for low, high in ranges:
+                for at in range(bisect_left(chars, low), bisect_left(chars, high + 1)):
+                    fits[at] |= places
+        return set(fits) - {0}
 
-    def _add(self, node: _Node) -> tuple[int, int, bool]:
+    def _add(self, node: Shape) -> tuple[int, int, bool]:
         """Add a part with its first places, its last places, and whether it may be empty."""
         if self.too_many or not node.size:  # or repeats of nothing, inside each other, never end
             return 0, 0, True
@@ -378,7 +411,7 @@ class _Places:
             return self._add_repeat(node)
         return self._add_all(node.parts)
 
-    def _add_any(self, parts: tuple[_Node, ...]) -> tuple[int, int, bool]:
+    def _add_any(self, parts: tuple[Shape, ...]) -> tuple[int, int, bool]:
         first = last = 0
         empty = False
         for part in parts:
@@ -386,7 +419,7 @@ class _Places:
             first, last, empty = first | begins, last | ends, empty or may_be_empty
         return first, last, empty
 
-    def _add_all(self, parts: tuple[_Node, ...]) -> tuple[int, int, bool]:
+    def _add_all(self, parts: tuple[Shape, ...]) -> tuple[int, int, bool]:
         first, last, empty = 0, 0, True
         for part in parts:
             begins, ends, may_be_empty = self._add(part)
@@ -396,9 +429,9 @@ class _Places:
             empty = empty and may_be_empty
         return first, last, empty
 
-    def _add_repeat(self, node: _Node) -> tuple[int, int, bool]:
+    def _add_repeat(self, node: Shape) -> tuple[int, int, bool]:
         inner = node.parts[0]
-        optional = _Node("repeat", inner.size, 1, (), (inner,), 0, 1)
+        optional = Shape("repeat", inner.size, 1, (), (inner,), 0, 1)
         if node.high == 1 or (node.high is None and node.low <= 1):
             begins, ends, empty = self._add(inner)
             if node.high is None:
@@ -406,7 +439,7 @@ class _Places:
             return begins, ends, empty or node.low == 0
         low = min(node.low, _ROUNDS)
         if node.high is None:
-            rest = [_Node("repeat", inner.size, 1, (), (inner,), 0, None)]
+            rest = [Shape("repeat", inner.size, 1, (), (inner,), 0, None)]
         else:
             rest = [optional] * (min(node.high, _ROUNDS) - low)
         return self._add_all(tuple([inner] * low + rest)) if low or rest else (0, 0, True)

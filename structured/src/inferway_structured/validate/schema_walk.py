@@ -5,27 +5,27 @@ Words of all drafts are known at once: reading one too many never makes a bound 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 from urllib.parse import unquote
 
-from inferway_structured.validate.keywords import REFERENCES
+from inferway_structured.validate.keywords import (
+    ELSEWHERE,
+    HERE,
+    HOLDING_MANY,
+    HOLDING_NAMED,
+    HOLDING_ONE,
+    NAMING,
+    REFERENCES,
+    escaped,
+    unescaped,
+)
 
 Json = Any  # as json.loads gives it
 SchemaObject = dict[str, Any]
 
-# What a keyword holds, and whether it is about the same value as the schema it stands in.
-HERE_ONE = ("not", "if", "then", "else")
-HERE_MANY = ("allOf", "anyOf", "oneOf")
-HERE_NAMED = ("dependentSchemas", "dependencies")
-BELOW_ONE = (
-    *("additionalProperties", "unevaluatedProperties", "propertyNames", "contains", "items"),
-    *("additionalItems", "unevaluatedItems", "contentSchema"),
-)
-BELOW_MANY = ("prefixItems", "items")
-BELOW_NAMED = ("properties", "patternProperties")
-ELSEWHERE = ("$defs", "definitions")  # held against nothing until a reference leads there
 _REFERRING = frozenset(REFERENCES)
 
 
@@ -51,14 +51,17 @@ class Subschema:
 
 @dataclass(slots=True)
 class Graph:
-    """`nodes`: each sub-schema once, the root first. `dangling`: references that lead nowhere in
-    this document, with their words. `is_tree`: none leads to a node.
+    """`nodes`: each sub-schema once, the root first. `named`: those with an `$id`, an anchor or the
+    like. `dangling`: references that lead nowhere in this document, with their words. `is_tree`:
+    none leads to a node.
 
     Nodes know each other both ways, so nobody but the garbage collector would free them, and all
     threads wait for it. At the end of a `with` they let go of each other.
     """
 
     nodes: list[Subschema]
+    named: list[Subschema]  # by themselves
+    references: dict[tuple[str, str], None]  # the keyword, what it says
     dangling: list[tuple[Subschema, str, str]]  # the schema, the keyword, what it says
     is_tree: bool
     _circles: list[list[Subschema]] | None = None  # once they were asked for
@@ -79,21 +82,13 @@ class Graph:
             node.here = node.below = ()
 
 
-def escaped(step: str) -> str:
-    """Return a name as a part of a JSON pointer."""
-    if "/" not in step and "~" not in step:
-        return step
-    return step.replace("~", "~0").replace("/", "~1")
+_ALONE = re.compile(r'\{"\$ref": ?"[^"]*"\}')
 
 
-def unescaped(part: str) -> str:
-    """Return the name that a part of a JSON pointer stands for."""
-    return part.replace("~1", "/").replace("~0", "~")
-
-
-def pointer(steps: list[str | int]) -> str:
-    """Return the JSON pointer of these steps."""
-    return "".join(f"/{escaped(str(step))}" for step in steps)
+def references_are_alone(text: str) -> bool:
+    """Return whether the text of a schema shows that nothing stands beside a `$ref`."""
+    num = text.count('"$ref":')
+    return not num or num == len(_ALONE.findall(text))
 
 
 def graph(root: Json) -> Graph:
@@ -101,14 +96,16 @@ def graph(root: Json) -> Graph:
     once, wherever references lead, also to places that no keyword makes a schema. What is no object
     (`true`) has no nodes."""
     if not isinstance(root, dict):
-        return Graph([], [], True)
+        return Graph([], [], {}, [], True)
     nodes: dict[int, Subschema] = {}
     top = Subschema(root, None, ())
     waiting = _grow(top, nodes)
-    names = _names(waiting)
+    named = _named(waiting)
+    names = _names(named)
     # A reference leads from everywhere to the same place, unless there are documents inside.
     is_one = all(node is top for node in names.values())
     targets: dict[str, Json] = {}
+    references: dict[tuple[str, str], None] = {}
     dangling: list[tuple[Subschema, str, str]] = []
     is_tree = True
     while waiting:
@@ -119,6 +116,7 @@ def graph(root: Json) -> Graph:
             said = node.schema.get(keyword)
             if not isinstance(said, str):
                 continue
+            references[keyword, said] = None
             if not is_one or said not in targets:
                 targets[said] = _target(said, node, top, names)
             target = targets[said]
@@ -128,11 +126,13 @@ def graph(root: Json) -> Graph:
                 known = nodes.get(id(target))
                 if known is None:
                     known = Subschema(target, top, _steps(said))
-                    waiting.extend(_grow(known, nodes))
+                    grown = _grow(known, nodes)
+                    named += _named(grown)
+                    waiting += grown
                     is_one = False
                 node.here = [*node.here, (keyword, known)]
                 is_tree = False
-    return Graph(list(nodes.values()), dangling, is_tree)
+    return Graph(list(nodes.values()), named, references, dangling, is_tree)
 
 
 def _grow(start: Subschema, nodes: dict[int, Subschema]) -> list[Subschema]:
@@ -145,47 +145,45 @@ def _grow(start: Subschema, nodes: dict[int, Subschema]) -> list[Subschema]:
         here: list[tuple[str, Subschema]] = []
         below: list[tuple[str, Subschema]] = []
         for keyword, value in node.schema.items():
-            if keyword not in _HOLDING or not isinstance(value, _HOLDERS):
+            if keyword not in _HOLDING:
                 continue
-            edges = here if keyword in _HERE else [] if keyword in ELSEWHERE else below
+            edges = here if keyword in HERE else [] if keyword in ELSEWHERE else below
             for step, schema in _held(keyword, value):
-                if not isinstance(schema, dict):
+                if type(schema) is not dict:
                     continue
                 child = nodes.get(id(schema))
                 if child is None:
-                    child = nodes[id(schema)] = Subschema(schema, node, step)
+                    steps = (keyword,) if step is None else (keyword, str(step))
+                    child = nodes[id(schema)] = Subschema(schema, node, steps)
                     grown.append(child)
                 edges.append((keyword, child))
         node.here, node.below = here, below
     return grown
 
 
-def _held(keyword: str, value: Json) -> Iterable[tuple[tuple[str, ...], Json]]:
-    """Return what a keyword makes schemas, with the steps there."""
-    if isinstance(value, list):
-        if keyword not in _MANY:
-            return ()
-        return [((keyword, str(i)), child) for i, child in enumerate(value)]
-    if keyword in _ONE:
-        return (((keyword,), value),)
-    return [((keyword, name), child) for name, child in value.items()] if keyword in _NAMED else ()
+def _held(keyword: str, value: Json) -> Iterable[tuple[object, Json]]:
+    """Return what a keyword makes schemas, with the step there; None: none."""
+    kind = type(value)
+    if kind is list:
+        return enumerate(value) if keyword in HOLDING_MANY else ()
+    if kind is not dict:
+        return ()
+    if keyword in HOLDING_ONE:
+        return ((None, value),)
+    return value.items() if keyword in HOLDING_NAMED else ()
 
 
-# Of each keyword that holds schemas.
-_ONE = frozenset({*HERE_ONE, *BELOW_ONE})
-_MANY = frozenset({*HERE_MANY, *BELOW_MANY})
-_NAMED = frozenset({*HERE_NAMED, *BELOW_NAMED, *ELSEWHERE})
-_HERE = frozenset({*HERE_ONE, *HERE_MANY, *HERE_NAMED})
-_HOLDING = _ONE | _MANY | _NAMED
-_HOLDERS = (dict, list)
+_HOLDING = HOLDING_ONE | HOLDING_MANY | HOLDING_NAMED
+
+
+def _named(nodes: list[Subschema]) -> list[Subschema]:
+    return [node for node in nodes if not NAMING.isdisjoint(node.schema)]
 
 
 def _names(nodes: list[Subschema]) -> dict[str, Subschema]:
     """Return the nodes by `$id`, `id` and `$anchor`."""
     named: dict[str, Subschema] = {}
     for node in nodes:
-        if _NAMING.isdisjoint(node.schema):
-            continue
         for keyword in ("$id", "id"):
             name = node.schema.get(keyword)
             if isinstance(name, str):
@@ -196,9 +194,6 @@ def _names(nodes: list[Subschema]) -> dict[str, Subschema]:
             if isinstance(name, str):
                 named.setdefault(f"#{name}", node)
     return named
-
-
-_NAMING = frozenset({"$id", "id", "$anchor", "$dynamicAnchor"})
 
 
 def _target(said: str, node: Subschema, top: Subschema, names: dict[str, Subschema]) -> Json:

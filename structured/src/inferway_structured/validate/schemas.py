@@ -6,13 +6,19 @@ the schema's own rules (its meta-schema) and its patterns, by jsonschema_rs, whi
 
 from __future__ import annotations
 
+import json
+import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from inferway_structured.errors import SpecError
-from inferway_structured.validate.json_schema_drafts import is_ordinary, validator_of
-from inferway_structured.validate.keywords import REFERENCES
+from inferway_structured.validate.json_schema_drafts import (
+    is_ordinary,
+    is_ordinary_tree,
+    validator_of,
+)
+from inferway_structured.validate.keywords import REFERENCES, pointer
 from inferway_structured.validate.limits import SpecLimits
 from inferway_structured.validate.regexes import Regex, measured
 from inferway_structured.validate.schema_walk import (
@@ -21,40 +27,76 @@ from inferway_structured.validate.schema_walk import (
     Subschema,
     graph,
     longest_path,
-    pointer,
+    references_are_alone,
 )
 
 
-def check_schema(schema: Any, limits: SpecLimits, text: str) -> None:
+def check_schema(schema: Any, limits: SpecLimits, text: str | None = None) -> None:
     """Check a schema. Raises SpecError. In time linear in the schema, times its patterns' bounded
-    one. `text`: what it was read from, whatever else stands there."""
-    check_nesting(schema, limits)
+    one. `text`: its canonical text, if that is at hand."""
+    if text is None or text.count("{") + text.count("[") > limits.max_nesting:
+        check_nesting(schema, limits)
     if not isinstance(schema, dict):
         return
-    with graph(schema) as found:
-        _check_graph(found, limits)
-        is_valid = is_ordinary(found.nodes, text)
+    if text is None:
+        text = json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
+    has_small_counts = _has_small_counts(text, limits)
+    if has_small_counts and not _LINKS.search(text):
+        is_valid = is_ordinary_tree(schema, text)
+    else:
+        with graph(schema) as found:
+            if not has_small_counts:
+                _check_counts(found, limits)
+            odd = _check_graph(found, limits, text)
+            is_valid = is_ordinary(found, odd, text)
     if not is_valid:
         validator_of(schema)
 
 
-def _check_graph(found: Graph, limits: SpecLimits) -> None:
-    _check_counts(found, limits)
-    _check_patterns(found, limits)
+# What leads elsewhere, is a name or a pattern, or holds several schemas against one value. A
+# property that is called so has a schema: an object.
+_LINKS = re.compile(
+    r'"(?:\$(?:ref|dynamicRef|recursiveRef|anchor|dynamicAnchor|recursiveAnchor)"'
+    r'|(?:pattern|\$?id)": ?"|patternProperties"|(?:allOf|anyOf|oneOf|not|if)"|depend)'
+)
+# Without these, one string is held against what is said at its place, twice for each of five words.
+_MEETING = re.compile(r'"(?:allOf|if|then|else|not|\$dynamicRef|\$recursiveRef)":|"depend')
+_LARGE_NUMBER = re.compile('": ?[0-9.]*(?:[0-9]{5}|[eE])')
+_MAX_COUNTS = 10  # of less than 10,000 each, are within the limit of all together
+
+
+def _has_small_counts(text: str, limits: SpecLimits) -> bool:
+    """Return whether the text of a schema shows that its counts, and its ways from one sub-schema
+    to another, are within the limits. Quick: most schemas need no more."""
+    few = min(limits.max_branches, limits.max_object_properties, limits.max_path)
+    return (
+        text.count(",") < few
+        and text.count("{") < few
+        and text.count('Items"') + text.count('Properties"') < _MAX_COUNTS
+        and not _LARGE_NUMBER.search(text)
+    )
+
+
+def _check_graph(found: Graph, limits: SpecLimits, text: str) -> Sequence[SchemaObject]:
+    """Raises SpecError. Return the schemas with patterns that are to be looked at."""
+    odd = _check_patterns(found, limits) if '"pattern' in text else []
     _check_references(found)
     # No way is longer than all that leads on, and its end.
     num_leading = sum([bool(node.here or node.below) for node in found.nodes])
     if num_leading >= limits.max_path and longest_path(found) > limits.max_path:
         words = f"sub-schemas lead to each other, over more than {limits.max_path} steps"
         raise SpecError(f"{words}; write fewer definitions, or inside each other")
-    strings = [node for node in found.nodes if not _STRINGS.isdisjoint(node.schema)]
+    has_strings = any(f'"{word}":' in text for word in _STRINGS)
+    strings = [n for n in found.nodes if has_strings and not _STRINGS.isdisjoint(n.schema)]
     is_small = len(found.nodes) <= limits.max_expansion
     if found.is_tree and is_small and len(strings) * len(_STRINGS) <= limits.max_conjoined:
-        return  # not all of them together are too many
+        return odd  # not all of them together are too many
     order = _leaves_first(found)
     _check_expansion(order, limits)
-    if strings:
-        _check_conjoined([*strings, *order], found.circles, limits)
+    if strings and (_MEETING.search(text) or not references_are_alone(text)):
+        ways = _in_order(found.nodes, lambda node: (*node.here, *node.below), lambda *_: None)
+        _check_conjoined([*strings, *order], ways, limits)
+    return odd
 
 
 def check_nesting(value: Any, limits: SpecLimits, more: int = 0) -> None:
@@ -128,7 +170,9 @@ def patterns(found: Graph) -> Iterator[tuple[Subschema, str, str]]:
                 yield node, "patternProperties", name
 
 
-def _check_patterns(found: Graph, limits: SpecLimits) -> None:
+def _check_patterns(found: Graph, limits: SpecLimits) -> Sequence[SchemaObject]:
+    """Raises SpecError. Return the patterns that are not of an ordinary syntax, in schemas."""
+    odd: list[SchemaObject] = []
     rounds = steps = shorthands = 0
     for count, (node, keyword, text) in enumerate(patterns(found), 1):
         if count > limits.max_patterns:
@@ -146,6 +190,9 @@ def _check_patterns(found: Graph, limits: SpecLimits) -> None:
         if steps > limits.max_pattern_steps:
             words = "the steps of following all patterns, where they may be read in many ways,"
             raise _over_all(node, words, limits.max_pattern_steps)
+        if not regex.is_ordinary:
+            odd.append({keyword: text} if keyword == "pattern" else {keyword: {text: {}}})
+    return odd
 
 
 def check_pattern(
@@ -187,32 +234,44 @@ def _check_references(found: Graph) -> None:
 def _leaves_first(found: Graph) -> list[Subschema]:
     """Each node that leads to others about the same value, after those. Raises SpecError for a
     circle of these, which says nothing about any value and never ends."""
-    done: set[int] = set()
-    order: list[Subschema] = []
-    for start in found.nodes:
-        if start.here and id(start) not in done:
-            _add_leaves_first(start, done, order)
-    return order
+    return _in_order(found.nodes, lambda node: node.here, _refuse_circle)
 
 
-def _add_leaves_first(start: Subschema, done: set[int], order: list[Subschema]) -> None:
-    path: dict[int, None] = {id(start): None}
-    stack = [(start, iter(start.here))]
+_Edges = Callable[[Subschema], Sequence[tuple[str, Subschema]]]
+_AtCircle = Callable[[Subschema, str], None]
+
+
+def _in_order(nodes: Sequence[Subschema], edges: _Edges, at_circle: _AtCircle) -> list[Subschema]:
+    """Return each node that leads to others by its `edges`, after those, and those of a circle in
+    any order. `at_circle`: called with an edge that closes one."""
+    done: dict[int, Subschema] = {}
+    for start in nodes:
+        if id(start) not in done and edges(start):
+            _add_in_order(start, edges, at_circle, done)
+    return list(done.values())
+
+
+def _add_in_order(
+    start: Subschema, edges: _Edges, at_circle: _AtCircle, done: dict[int, Subschema]
+) -> None:
+    path = {id(start): iter(edges(start))}
+    stack = [start]
     while stack:
-        node, rest = stack[-1]
-        for keyword, child in rest:
-            if not child.here or id(child) in done:
-                continue
+        node = stack[-1]
+        for keyword, child in path[id(node)]:
             if id(child) in path:
-                raise _circle(node, keyword)
-            path[id(child)] = None
-            stack.append((child, iter(child.here)))
-            break
+                at_circle(node, keyword)
+            elif id(child) not in done and (onward := edges(child)):
+                path[id(child)] = iter(onward)
+                stack.append(child)
+                break
         else:
-            stack.pop()
-            path.pop(id(node), None)
-            done.add(id(node))
-            order.append(node)
+            del path[id(node)]
+            done[id(node)] = stack.pop()
+
+
+def _refuse_circle(node: Subschema, keyword: str) -> None:
+    raise _circle(node, keyword)
 
 
 def _circle(node: Subschema, keyword: str) -> SpecError:
@@ -243,9 +302,10 @@ def expansion(schema: SchemaObject) -> int:
 
 
 def _check_conjoined(
-    order: list[Subschema], parts: Sequence[Sequence[Subschema]], limits: SpecLimits
+    order: Sequence[Subschema], ways: Sequence[Subschema], limits: SpecLimits
 ) -> None:
-    """Check how many patterns one string must match at once, at this value or inside it."""
+    """Check how many patterns one string must match at once, at this value or inside it. `order`:
+    of those about one value, `ways`: of all, each after what it leads to."""
     here: dict[int, int] = {}  # none where there is none
     for node in order:
         found = _conjoined(node, here)
@@ -256,15 +316,14 @@ def _check_conjoined(
     if not here:
         return
     inside: dict[int, Counter[str]] = {}
-    for circle in parts:
-        for node in circle:
-            deep = _inside(node, here, inside)
-            if not deep:
-                continue
-            inside[id(node)] = deep
-            if _most(deep) > limits.max_conjoined:
-                words = "the patterns that one string inside it must match"
-                raise _over_all(node, words, limits.max_conjoined)
+    for node in ways:
+        deep = _inside(node, here, inside)
+        if not deep:
+            continue
+        inside[id(node)] = deep
+        if _most(deep) > limits.max_conjoined:
+            words = "the patterns that one string inside it must match"
+            raise _over_all(node, words, limits.max_conjoined)
 
 
 def _conjoined(node: Subschema, here: dict[int, int]) -> int:

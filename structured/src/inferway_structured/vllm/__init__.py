@@ -1,8 +1,7 @@
 """Structured output inside vLLM: a plugin of one entry point (group `vllm.general_plugins`).
 
 switch     is it on
-variables  of the environment, which say so
-settings   `inferway` in --additional-config
+settings   `inferway` in --additional-config, and variables of the environment
 fit        does this vLLM have the functions we patch, as we know them
 install    the patches, and what happens where one does not fit
 core       in the engine core: a spec -> a grammar for each request
@@ -12,7 +11,9 @@ asgi       a body read, an answer sent, without a framework
 http       the request's body before vLLM sees it, its answer before the client does
 endpoints  /v1/structured/{warm,stats,explain}
 overlap    prefill while the grammar compiles
-drafts     tokens that must come are drafts
+calls      what vLLM makes of tools, with all that was examined
+metrics    what was counted, on vLLM's own page
+forced_tokens  tokens that must come are drafts
 
 All of vLLM's processes import this module, on or off: nothing is imported at its top.
 """
@@ -21,7 +22,7 @@ All of vLLM's processes import this module, on or off: nothing is imported at it
 def register() -> None:
     """Register the plugin; vLLM calls this in every process. Whatever goes wrong in here, vLLM
     stays as it is; where the plugin is required, it raises SystemExit."""
-    from inferway_structured.vllm import switch, variables
+    from inferway_structured.vllm import settings, switch
 
     try:
         switch.register()
@@ -29,7 +30,7 @@ def register() -> None:
         import logging
         import os
 
-        variables.end_if_required(f"it could not be set up ({type(e).__name__}: {e})")
+        settings.end_if_required(f"it could not be set up ({type(e).__name__}: {e})")
         logging.getLogger("vllm.inferway").exception(
             "process %d uses vLLM's own structured output, because Inferway's plugin could not be "
             "set up",

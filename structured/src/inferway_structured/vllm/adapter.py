@@ -8,8 +8,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from inferway_structured.backends.answer_state import REFUSED
-from inferway_structured.backends.bits import allow_only
+from inferway_structured.backends.answer_state import REFUSED, allow_only
 from inferway_structured.errors import panic_as_error
 
 if TYPE_CHECKING:

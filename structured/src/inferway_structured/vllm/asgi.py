@@ -65,9 +65,6 @@ async def answer_error(send: Send, error: InferwayError) -> None:
 
 async def answer_json(send: Send, status: int, value: object) -> None:
     body = json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"content-length", str(len(body)).encode()),
-    ]
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

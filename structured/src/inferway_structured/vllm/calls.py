@@ -8,17 +8,24 @@ object for the rest: clients take no other value for arguments, and Anthropic's 
 from __future__ import annotations
 
 import json
+from asyncio import Future
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
-from inferway_structured.backends.tags import schemas_of
 from inferway_structured.backends.xgrammar import XGrammar
-from inferway_structured.errors import SpecError
+from inferway_structured.errors import InferwayError, SpecError
 from inferway_structured.grammar import ARGUMENTS, Unenforced, Verdict
 from inferway_structured.report import in_request
-from inferway_structured.spec import ANY_ARGUMENTS, Kind, OutputConstraint, Spec, canonical
+from inferway_structured.spec import (
+    ANY_ARGUMENTS,
+    Kind,
+    OutputConstraint,
+    Spec,
+    canonical,
+    schemas_of,
+)
 from inferway_structured.vllm.fit import Patch
 
 _REGISTRY = "vllm.tool_parsers.structural_tag_registry"
@@ -30,6 +37,8 @@ class RequestContext:
 
     asked: Sequence[OutputConstraint]
     ids: list[str] = field(default_factory=list)  # vLLM's, of what became of it
+    # What the engine core makes of its one shape, while that is not known here.
+    judging: Future[Verdict | InferwayError] | None = None
     # Of its tools, in what vLLM has made of them: nothing, as long as it has not.
     left_out: Sequence[Unenforced] = (ARGUMENTS,)
 

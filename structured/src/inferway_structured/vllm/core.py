@@ -14,14 +14,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 
-from inferway_structured.compile.failures import OF_THE_SHAPE
+from inferway_structured.backends.answer_state import OF_THE_SHAPE
 from inferway_structured.errors import (
     CompileError,
     InferwayError,
+    QuarantinedError,
     SaturatedError,
     SpecError,
     panic_as_error,
@@ -32,12 +32,11 @@ from inferway_structured.vllm.fit import switch_threads_sooner
 from inferway_structured.vllm.settings import Settings, settings_of
 
 if TYPE_CHECKING:
-    from inferway_structured.backends.cascade import Cascade
+    from inferway_structured.compile.compilations import HeldSpec
     from inferway_structured.grammar import Compiled
 
 log = logging.getLogger("vllm.inferway")
 
-# In StructuredOutputsParams._backend, set by the API server: whose request it is.
 BACKEND = "inferway"
 
 MAX_REMEMBERED = 256  # requests that have ended as errors
@@ -51,12 +50,10 @@ class EngineCoreSide:
     def __init__(self, vllm_config: Any, tokenizer: Any, settings: Settings) -> None:
         """Raises ConfigError for a tokenizer that no library here can use."""
         from inferway_structured.backends.cascade import Cascade
-        from inferway_structured.backends.outlines_core import OutlinesJobs
         from inferway_structured.backends.stepped import Steppers
         from inferway_structured.backends.vocabulary import Vocabulary
-        from inferway_structured.compile.compilations import Compilations
-        from inferway_structured.compile.compile_limits import CompileLimits
-        from inferway_structured.compile.compile_trial import TrialJobs
+        from inferway_structured.compile.compilations import Compilations, CompileLimits
+        from inferway_structured.compile.compile_trial import trial_jobs
 
         self.settings = settings
         size = vllm_config.model_config.get_vocab_size()
@@ -66,12 +63,17 @@ class EngineCoreSide:
         self._steppers = Steppers(self.vocabulary)
         cascade = Cascade(self.vocabulary, self._steppers)
         limits, delay = CompileLimits(), settings.compile_delay_seconds
+
+        def compile_light(spec: Spec) -> Compiled:
+            """What may take long is not compiled in this process before a child has done it."""
+            if delay:
+                sleep(delay)
+            return cascade.compile_light(spec)
+
         self._manager = Compilations(
-            Light(cascade, delay),
+            compile_light,
             replace(limits, build_seconds=limits.build_seconds + delay),
-            jobs=OutlinesJobs(self.vocabulary),
-            trials=TrialJobs(cascade),
-            disk=Path(settings.disk) if settings.disk else None,
+            trials=trial_jobs(cascade),
         )
         self.counts = self._manager.counts
         self._coming: dict[str, Future[Any]] = {}  # what each request waits for, by its id
@@ -84,8 +86,9 @@ class EngineCoreSide:
         grammar: Future[RequestGrammar] = Future()
         try:
             params = request.sampling_params.structured_outputs
-            spec = self.spec_of(params)
-            compiling = self._manager.compile(spec)
+            compiling = self._manager.known(_key_in(params))
+            if compiling is None:
+                compiling = self._manager.compile(self.spec_of(params))
         except BaseException as raised:
             e = panic_as_error(raised)
             self._remember(request.request_id, e)
@@ -158,15 +161,14 @@ class EngineCoreSide:
     def _remember(self, request_id: str, error: BaseException) -> None:
         """Remember why the request ends, for the API server, which vLLM tells only that it does."""
         ours = isinstance(error, InferwayError)
-        log.error(
+        log.log(
+            logging.INFO if isinstance(error, SpecError) else logging.ERROR,
             "request %s ends with an error, because its grammar cannot be used: %s",
             request_id,
             error if ours else type(error).__name__,
         )
         if ours:
-            words = {name: getattr(error, name, None) for name in ("place", "keyword")}
-            status = getattr(error, "status", 500)
-            self._ended[request_id] = {"status": status, "message": str(error), **words}
+            self._ended[request_id] = _told(error)
             while len(self._ended) > MAX_REMEMBERED:
                 self._ended.popitem(last=False)
 
@@ -176,6 +178,14 @@ class EngineCoreSide:
             if any(external in request_id for external in external_ids):
                 return self._ended[request_id]
         return {}
+
+    def judge(self, spec: Spec) -> Future[str]:
+        """Return a future of what becomes of a spec, for `front.verdict_of`: it is compiled, as for
+        a request."""
+        told: Future[str] = Future()
+        compiling = self._manager.compile(spec, is_request=False)
+        compiling.add_done_callback(lambda done: told.set_result(json.dumps(_verdict(done))))
+        return told
 
     def utility(self, command: str, words: Mapping[str, Any]) -> dict[str, Any]:
         """Return what an API server asks for, at once, between two steps of the engine."""
@@ -187,7 +197,7 @@ class EngineCoreSide:
             "counts": self._manager.snapshot(),
             "process": os.getpid(),
             "waiting_with_prefill": self.overlap.num_held if self.overlap is not None else 0,
-            "held": [held._asdict() for held in self._manager.held_specs()],
+            "held": [_told_of(held) for held in self._manager.held_specs()],
         }
 
     def _warm(self, spec: Spec) -> dict[str, Any]:
@@ -208,18 +218,28 @@ class EngineCoreSide:
         self._steppers.close()
 
 
-class Light:
-    """Compiles what is light. What may take long is not compiled in the engine's process before a
-    child has done it. `delay_seconds`: for tests of what a slow compile holds up."""
+def _told_of(held: HeldSpec) -> dict[str, Any]:
+    names = ("key", "backend", "seconds", "num_bytes")
+    return {name: getattr(held, name) for name in names}
 
-    def __init__(self, cascade: Cascade, delay_seconds: float = 0.0) -> None:
-        self._cascade = cascade
-        self._delay_seconds = delay_seconds
 
-    def compile(self, spec: Spec) -> Compiled:
-        if self._delay_seconds:
-            sleep(self._delay_seconds)
-        return self._cascade.compile_light(spec)
+def _verdict(compiling: Future[Compiled]) -> dict[str, Any]:
+    try:
+        compiled = compiling.result()
+    except BaseException as raised:
+        return _told(panic_as_error(raised))
+    left = [(each.place, each.keyword) for each in compiled.unenforced]
+    return {"backend": compiled.backend, "unenforced": left}
+
+
+def _told(error: BaseException) -> dict[str, Any]:
+    """Return an error for an API server, which raises it again."""
+    if not isinstance(error, InferwayError):
+        return {"status": 500, "message": f"a grammar library failed: {type(error).__name__}"}
+    words = {name: getattr(error, name, None) for name in ("place", "keyword")}
+    killed = isinstance(error, QuarantinedError)
+    status = getattr(error, "status", 500)
+    return {"status": status, "message": str(error), **words, "killed": killed}
 
 
 def _cut_off(why: str) -> InferwayError:
@@ -229,15 +249,28 @@ def _cut_off(why: str) -> InferwayError:
     return CompileError(f"{words}; try again")
 
 
-def utility(engine_core: Any, command: str, words: str) -> str:
-    """Answer an API server. A method of vLLM's EngineCore: JSON in, JSON out."""
+def utility(engine_core: Any, command: str, words: str) -> str | Future[str]:
+    """Answer an API server. A method of vLLM's EngineCore: JSON in, JSON out, or a future of it."""
     core = core_of(engine_core.structured_output_manager)
     if core is None:
         raise RuntimeError(
             f"the engine core in process {os.getpid()} uses vLLM's own structured output; its log "
             "at the start says why"
         )
-    return json.dumps(core.utility(command, json.loads(words)))
+    given = json.loads(words)
+    if command == "judge":
+        return core.judge(unpacked(given))
+    return json.dumps(core.utility(command, given))
+
+
+def mark(params: Any, key: str) -> None:
+    """Say in vLLM's StructuredOutputsParams that the request is ours, and the key of its spec: what
+    is held need not be read again."""
+    params._backend = f"{BACKEND}:{key}"
+
+
+def _key_in(params: Any) -> str:
+    return str(getattr(params, "_backend", "")).partition(":")[2]
 
 
 def with_flags(spec: Spec, config: Any) -> Spec:

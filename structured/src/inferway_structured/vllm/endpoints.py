@@ -24,14 +24,7 @@ from inferway_structured.errors import (
 )
 from inferway_structured.spec import OutputConstraint, fields_of, json_type
 from inferway_structured.turns import ANYBODY, TokenBucket
-from inferway_structured.vllm.asgi import (
-    Receive,
-    Scope,
-    Send,
-    answer_error,
-    answer_json,
-    read_body,
-)
+from inferway_structured.vllm.asgi import Receive, Scope, Send, answer_error, answer_json, read_body
 from inferway_structured.vllm.core import UTILITY, with_flags
 from inferway_structured.vllm.settings import settings_of
 
@@ -91,7 +84,7 @@ class Endpoints:
                 "time, and this one is too many; leave it out, the request itself will bring its "
                 "shape"
             )
-        await self._front.verdicts.examine(asked)
+        await self._front.verdicts.examine(asked, compiles=False)
         self._num_warming += 1
         try:
             told = [await self._tell(state, each) for each in asked]

@@ -19,16 +19,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from inferway_structured.answers import AnswerJudge
-from inferway_structured.errors import (
-    CompileError,
-    InferwayError,
-    InvalidRequestError,
-    SaturatedError,
-    SpecError,
-)
+from inferway_structured.errors import InferwayError, InvalidRequestError, SpecError
 from inferway_structured.guided import in_vllms_words
 from inferway_structured.report import UNENFORCED_HEADER, VALID_HEADER, in_request, named, validity
-from inferway_structured.requests import FIELDS, parse_constraints
+from inferway_structured.requests import FIELDS, key_of_body, parse_constraints
 from inferway_structured.spec import OutputConstraint
 from inferway_structured.texts import MAX_CHARS
 from inferway_structured.turns import ANYBODY
@@ -45,7 +39,7 @@ from inferway_structured.vllm.asgi import (
 from inferway_structured.vllm.calls import ON_ITS_WAY, RequestContext, about_calls
 from inferway_structured.vllm.core import with_flags
 from inferway_structured.vllm.endpoints import PREFIX, Endpoints, ask_cores
-from inferway_structured.vllm.front import ApiServerSide
+from inferway_structured.vllm.front import ApiServerSide, verdict_of
 from inferway_structured.vllm.metrics import PATH as METRICS
 from inferway_structured.vllm.metrics import Collector
 from inferway_structured.vllm.settings import settings_of
@@ -56,6 +50,8 @@ if TYPE_CHECKING:
 Why = Callable[[], Awaitable[InferwayError | None]]
 
 WHY_SECONDS = 1.0
+MAX_KEYED_ON_LOOP = 256 * 1024  # bytes of a body: 0.2 ms
+VERDICT_SECONDS = 10.0  # of an engine core that has answered the request already
 MAX_ANSWER_BYTES = 8 << 20  # a longer answer is not held back, and not judged
 _WORDS = tuple(f'"{name}"'.encode() for name in sorted(FIELDS))
 
@@ -86,22 +82,22 @@ class Middleware:
         vllm_config = scope["app"].state.vllm_config
         settings = settings_of(vllm_config)
         try:
-            fields, asked = await self._asked(path, body, vllm_config.structured_outputs_config)
-            asked, unenforced = await self.front.verdicts.examine(
-                asked, refuses_unenforced=settings.refuse_unenforced
+            config = vllm_config.structured_outputs_config
+            key, asked = await self._asked(path, body, config)
+            if not asked:
+                return await self.app(scope, replayed(body, receive), send)
+            client = scope["app"].state.engine_client
+            request, unenforced = await self.front.examine(
+                asked, client, key=key, refuses_unenforced=settings.refuse_unenforced
             )
-            body = await self._told(body, fields, asked)
+            body = await self._told(body, request.asked)
         except InferwayError as e:
             return await answer_error(send, e)
         again = replayed(body, receive)
-        if not asked:
-            return await self.app(scope, again, send)
-        request = RequestContext(asked)
         token = ON_ITS_WAY.set(request)
-        client = scope["app"].state.engine_client
 
         async def why() -> InferwayError | None:
-            return await why_ended(client, request.ids, asked)
+            return await why_ended(client, request.ids, request.asked)
 
         answer = Answer(self.front, request, unenforced, settings.report_validity, why, send)
         try:
@@ -109,22 +105,24 @@ class Middleware:
         finally:
             ON_ITS_WAY.reset(token)
 
-    async def _asked(self, path: str, body: bytes, config: Any) -> _Read:
+    async def _asked(
+        self, path: str, body: bytes, config: Any
+    ) -> tuple[bytes | None, Sequence[OutputConstraint]]:
         """Raises SpecError. What vLLM cannot read either is left to its own error."""
         if not may_hold_spec(body):
-            return {}, []
-        verdicts, size = self.front.verdicts, len(body)
-        return await verdicts.read(ANYBODY, _read, path, body, config, num_bytes=size)
+            return None, ()
+        size = len(body)
+        key = key_of_body(path, body) if size <= MAX_KEYED_ON_LOOP else None
+        asked = await self.front.verdicts.read_request(
+            ANYBODY, key, _read, path, body, config, num_bytes=size
+        )
+        return key, asked
 
-    async def _told(
-        self, body: bytes, fields: dict[str, Any], asked: Sequence[OutputConstraint]
-    ) -> bytes:
+    async def _told(self, body: bytes, asked: Sequence[OutputConstraint]) -> bytes:
         """The body that vLLM is to read. Raises InvalidRequestError."""
-        otherwise = in_vllms_words(fields, asked)
-        if otherwise is None:
+        if not any(each.ignored and not each.free for each in asked):
             return body
-        verdicts = self.front.verdicts
-        return await verdicts.read(ANYBODY, _written, otherwise, num_bytes=len(body))
+        return await self.front.verdicts.read(ANYBODY, _written, body, asked, num_bytes=len(body))
 
 
 def _may_ask(path: str) -> bool:
@@ -137,23 +135,20 @@ def may_hold_spec(body: bytes) -> bool:
     return any(word in body for word in _WORDS) or b"\\u" in body
 
 
-_Read = tuple[dict[str, Any], list[OutputConstraint]]  # a body's fields, and what they ask
-
-
-def _read(path: str, body: bytes, config: Any) -> _Read:
+def _read(path: str, body: bytes, config: Any) -> list[OutputConstraint]:
     try:
         fields = json.loads(body)
     except (ValueError, RecursionError):
-        return {}, []
+        return []
     if not isinstance(fields, dict):
-        return {}, []
+        return []
     found = parse_constraints(path, fields)
-    return fields, [replace(each, spec=with_flags(each.spec, config)) for each in found]
+    return [replace(each, spec=with_flags(each.spec, config)) for each in found]
 
 
-def _written(fields: dict[str, Any]) -> bytes:
+def _written(body: bytes, asked: Sequence[OutputConstraint]) -> bytes:
     try:
-        return json.dumps(fields).encode()
+        return json.dumps(in_vllms_words(json.loads(body), asked)).encode()
     except RecursionError:
         raise InvalidRequestError("body: nested too deeply") from None
 
@@ -181,6 +176,7 @@ class Answer:
         )
         self._start: Message | None = None  # held back
         self._error: bytearray | None = None  # that may be about the shape
+        self._is_refused = False
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -191,7 +187,7 @@ class Answer:
             await self._collect(self._error, message)
         elif self._judge.is_read:
             await self._pass(message)
-        else:
+        elif await self._has_begun():
             await self._send(message)
 
     async def _begin(self, start: Message) -> None:
@@ -203,17 +199,41 @@ class Answer:
             return
         start["headers"] = headers = list(start.get("headers", ()))
         self._judge.start(status, [(name.lower(), value) for name, value in headers])
-        if self._judge.is_read:
-            self._start = start
-        else:
-            await self._send(self._named(start) if status == 200 else start)
+        self._start = (
+            start  # until there is a body: vLLM sends it before its engine has the request
+        )
 
-    def _named(self, start: Message) -> Message:
-        """The head with what the engine, which by now has got the request, does not enforce."""
-        unenforced = list(dict.fromkeys((*self._unenforced, *self._request.left_free)))
-        if unenforced:
-            start["headers"].append((UNENFORCED_HEADER, named(unenforced)))
-        return start
+    async def _has_begun(self, valid: bool | None = None) -> bool:
+        """Send the head, with what the engine does not enforce. Return False if the answer was an
+        error instead: the engine core has refused the shape."""
+        if self._start is None:
+            return not self._is_refused
+        start, self._start = self._start, None
+        found = await self._found() if start["status"] == 200 else b""
+        if isinstance(found, InferwayError):
+            self._is_refused = True
+            await answer_error(self._send, found)
+            return False
+        if found:
+            start["headers"].append((UNENFORCED_HEADER, found))
+        if valid is not None:
+            start["headers"].append((VALID_HEADER, validity(valid)))
+        await self._send(start)
+        return True
+
+    async def _found(self) -> bytes | InferwayError:
+        """Return the keywords that are not enforced, or what the engine core refuses."""
+        left = self._unenforced
+        if self._request.judging is not None:
+            try:
+                judging = asyncio.shield(self._request.judging)
+                found = await asyncio.wait_for(judging, VERDICT_SECONDS)
+            except TimeoutError:
+                return b"unknown"
+            if isinstance(found, InferwayError):
+                return found
+            left = found.unenforced
+        return named([*left, *self._request.left_free])
 
     async def _collect(self, error: bytearray, message: Message) -> None:
         error += message.get("body", b"")
@@ -221,7 +241,9 @@ class Answer:
             return
         start, self._start, self._error = self._start, None, None
         assert start is not None
-        if (reason := await self._why()) is not None:
+        found = await self._found()
+        reason = found if isinstance(found, InferwayError) else await self._why()
+        if reason is not None:
             await answer_error(self._send, reason)
             return
         await self._send(start)
@@ -234,11 +256,10 @@ class Answer:
         ends = self._judge.is_read and (self._judge.is_done or not more)
         if ends:
             valid = await self._verdicts.is_valid(self._request.asked, self._judge.said())
-        if self._start is not None and (ends or not self._judge.holds_all):
-            start, self._start = self._start, None
-            if self._judge.holds_all and valid is not None:
-                start["headers"].append((VALID_HEADER, validity(valid)))
-            await self._send(self._named(start))
+        may_begin = ends or not self._judge.holds_all
+        known = valid if self._judge.holds_all else None
+        if may_begin and not await self._has_begun(known):
+            return
         if ends:
             passed += self._judge.rest(validity(valid))
         if passed or not more:
@@ -256,9 +277,7 @@ async def why_ended(
         return None
     if told is None:
         return None
-    if told["status"] == 400:
-        refused = SpecError(told["message"], place=told["place"] or "", keyword=told["keyword"])
-        return about_calls(asked, refused) if asked[-1].tool else in_request(asked[0], refused)
-    if told["status"] == 429:
-        return SaturatedError(told["message"])
-    return CompileError(told["message"])
+    error = verdict_of(told)
+    if isinstance(error, SpecError):
+        return about_calls(asked, error) if asked[-1].tool else in_request(asked[0], error)
+    return error if isinstance(error, InferwayError) else None

@@ -18,7 +18,7 @@ from inferway_structured.vllm.fit import (
     switch_threads_sooner,
     vllm_version,
 )
-from inferway_structured.vllm.variables import is_required
+from inferway_structured.vllm.settings import is_required
 
 if TYPE_CHECKING:
     from inferway_structured.vllm.front import ApiServerSide

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from inferway_structured.counts import Snapshot, samples
+from inferway_structured.counts import FAMILIES, Family, Snapshot
 from inferway_structured.vllm.endpoints import stats
 
 if TYPE_CHECKING:
@@ -19,6 +19,8 @@ log = logging.getLogger("vllm.inferway")
 PATH = "/metrics"
 PREFIX = "inferway_structured_"
 PATIENCE_SECONDS = 0.5
+
+_Sample = tuple[str, dict[str, str], float]  # what is added to the family's name, labels, value
 
 
 class Collector:
@@ -47,12 +49,33 @@ def metrics_of(snapshot: Snapshot) -> Iterator[Any]:
     """Yield the families of a page as prometheus_client has them."""
     from prometheus_client.core import Metric
 
-    for family, found in samples(snapshot):
-        name = PREFIX + family.name
-        metric = Metric(name, family.help, family.type)
-        for sample in found:
-            metric.add_sample(name + sample.suffix, dict(sample.labels), sample.value)
+    for name, values in snapshot.items():
+        family = FAMILIES[name]
+        metric = Metric(PREFIX + name, family.help, family.type)
+        is_plain = family.type != "histogram"
+        for suffix, labels, value in _plain(family, values) if is_plain else _histogram(values):
+            metric.add_sample(PREFIX + name + suffix, labels, value)
         yield metric
+
+
+def _plain(family: Family, values: Mapping[str, float]) -> Iterator[_Sample]:
+    suffix = "_total" if family.type == "counter" else ""
+    if not family.labels:
+        values = {"": 0, **values}  # there from the start, so that a rate can be taken
+    for joined, value in values.items():
+        given = joined.split("/") if family.labels else []
+        yield suffix, dict(zip(family.labels, given, strict=True)), value
+
+
+def _histogram(values: Mapping[str, float]) -> Iterator[_Sample]:
+    so_far = 0.0
+    for bound, count in values.items():
+        if bound != "sum":
+            so_far += count
+            yield "_bucket", {"le": bound}, so_far
+    if values:
+        yield "_sum", {}, values["sum"]
+        yield "_count", {}, so_far
 
 
 def registered(front: ApiServerSide) -> Collector:

@@ -1,15 +1,20 @@
-"""`inferway` in vLLM's --additional-config."""
+"""`inferway` in vLLM's --additional-config, and the plugin's environment variables, which reach
+every process of vLLM's."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 from inferway_structured.errors import ConfigError
-from inferway_structured.vllm.variables import REPORT_VARIABLE, says_yes
 
 KEY = "inferway"
+
+VARIABLE = "INFERWAY_STRUCTURED"
+REQUIRED = "required"  # its value where vLLM is to end rather than go on without
+REPORT_VARIABLE = "INFERWAY_REPORT_VALIDITY"
 
 _WORDS = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}
 
@@ -24,7 +29,6 @@ class Settings:
     overlap: bool = True  # prefill while the grammar compiles
     overlap_held: int = 4  # requests that may hold their prefill's blocks for a grammar
     jump_forward: bool = True  # where speculative decoding is configured
-    disk: str = ""  # a folder for compiled indexes; empty: none are kept
     compile_delay_seconds: float = 0.0  # for tests: every compile takes so much longer
 
 
@@ -59,3 +63,30 @@ def _is_a(kind: type, value: object) -> bool:
     if kind is float:
         return isinstance(value, int | float) and not isinstance(value, bool)
     return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+
+
+def is_on() -> bool:
+    return says_yes(VARIABLE) or is_required()
+
+
+def is_required() -> bool:
+    return os.environ.get(VARIABLE, "").lower() == REQUIRED
+
+
+def end_if_required(why: str) -> None:
+    """Raises SystemExit, which is no fault of vLLM's and has no traceback."""
+    if is_required():
+        raise SystemExit(
+            f"Inferway's structured output cannot be used, and it is required here: {why}; to "
+            "start with vLLM's own structured output instead: --allow-stock, or "
+            f"{VARIABLE}=1 in the place of {REQUIRED}"
+        )
+
+
+def says_yes(variable: str) -> bool:
+    return os.environ.get(variable, "").lower() in ("1", "true", "on", "yes")
+
+
+def is_off() -> bool:
+    """Return whether it is switched off in so many words: then the configuration is not asked."""
+    return os.environ.get(VARIABLE, "").lower() in ("0", "false", "off", "no")

@@ -11,12 +11,15 @@ from __future__ import annotations
 import functools
 import os
 import sys
+from typing import Any
 
-from inferway_structured.vllm.variables import VARIABLE, end_if_required, is_off, is_on
-
-TYPE_CHECKING = False  # `typing` would be the slowest import here
-if TYPE_CHECKING:
-    from typing import Any
+from inferway_structured.vllm.settings import (
+    VARIABLE,
+    end_if_required,
+    is_off,
+    is_on,
+    settings_of,
+)
 
 
 def register() -> None:
@@ -42,8 +45,6 @@ def _watch(engine_args: Any) -> None:
     @functools.wraps(original)
     def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
         vllm_config = original(self, *args, **kwargs)
-        from inferway_structured.vllm.settings import settings_of
-
         if not is_off() and (settings_of(vllm_config).structured or is_on()):
             from inferway_structured.vllm.install import install
 

@@ -15,7 +15,7 @@ from inferway_structured.grammar import Compiled
 from inferway_structured.spec import Kind, Spec
 from inferway_structured.validate.check import check_grammar
 from inferway_structured.validate.limits import SpecLimits
-from inferway_structured.validate.validator import verdict
+from inferway_structured.validate.validator import is_valid
 
 CASCADE = Cascade(smollm2())
 
@@ -40,7 +40,7 @@ def disagreements(schema: Any) -> list[tuple[int, bool]]:
     found = []
     for number in NUMBERS:
         taken = takes(compiled, str(number))
-        if taken != verdict(spec, str(number)).valid and not (taken and compiled.unenforced):
+        if taken != is_valid(spec, str(number)) and not (taken and compiled.unenforced):
             found.append((number, taken))
     return found
 
@@ -100,7 +100,7 @@ def test_nor_does_a_grammar_end_who_checks_it_or_judges_its_answers() -> None:
 
     with pytest.raises(SpecError, match=r"-2\*\*63"):
         check_grammar(text, SpecLimits())
-    assert verdict(Spec(Kind.GRAMMAR, text), "1").valid is None
+    assert is_valid(Spec(Kind.GRAMMAR, text), "1") is None
 
 
 @pytest.mark.parametrize(

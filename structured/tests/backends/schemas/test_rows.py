@@ -11,7 +11,7 @@ from structured.tests.compiling import smollm2
 from inferway_structured.backends.cascade import Cascade
 from inferway_structured.backends.schemas.rows import MAX_AT_ONCE, MAX_OPTIONAL, with_short_rows
 from inferway_structured.errors import SpecError
-from inferway_structured.spec import Kind, Spec
+from inferway_structured.spec import Kind, Spec, json_spec
 
 VOCABULARY = smollm2()
 EOS = VOCABULARY.eos_token_ids[0]
@@ -28,7 +28,7 @@ def wide(num: int, num_schemas: int = 1, **more: object) -> dict[str, Any]:
 
 def takes(schema: object, value: object) -> bool:
     """Token by token, to the end."""
-    grammar = CASCADE.compile(Spec(Kind.JSON, json.dumps(schema))).start()
+    grammar = CASCADE.compile(json_spec(schema, "")).start()
     tokens = [*VOCABULARY.ll_tokenizer.tokenize_str(json.dumps(value)), EOS]
     return grammar.accept(tokens)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from inferway_structured.backends.schemas.nodes import Node
 from inferway_structured.backends.schemas.shapes import (
+    TYPES,
     finite,
     matches,
     span,
@@ -26,28 +27,28 @@ class Disjoint:
 
     def __init__(self, patterns_disjoint: PatternsDisjoint) -> None:
         self._patterns_disjoint = patterns_disjoint
-        self._known: dict[tuple[str, str, int], bool] = {}
+        self._known: dict[tuple[str, str, str | None, int], bool] = {}
 
-    def __call__(self, a: Node, b: Node, depth: int = _DEPTH) -> bool:
-        """Return whether no string can match two of these patterns; False where that cannot be
-        told."""
+    def __call__(self, a: Node, b: Node, beside: Node | None = None, depth: int = _DEPTH) -> bool:
+        """Return whether no value is both, of those that are `beside`, too: the schema whose
+        branches they are. False where that cannot be told."""
         if depth == 0 or a is b:
             return False
-        key = (a.place, b.place, depth)
+        key = (a.place, b.place, beside.place if beside else None, depth)
         found = self._known.get(key)
         if found is None:
             self._known[key] = False  # while it is looked into: recursive schemas
-            found = self._known[key] = self._tell(a, b, depth)
+            found = self._known[key] = self._tell(a, b, beside, depth)
         return found
 
-    def _tell(self, a: Node, b: Node, depth: int) -> bool:
-        common = types(a) & types(b)
+    def _tell(self, a: Node, b: Node, beside: Node | None, depth: int) -> bool:
+        common = types(a) & types(b) & (types(beside) if beside else TYPES)
         if not common or self._values_apart(a, b) or self._values_apart(b, a):
             return True
-        if any(self._parts_apart(x, y, depth) for x, y in ((a, b), (b, a))):
+        if any(self._parts_apart(x, y, beside, depth) for x, y in ((a, b), (b, a))):
             return True
         # Sorted, or how much is looked through, which is limited, would be another in each process.
-        return all(self._apart_as(kind, a, b, depth) for kind in sorted(common))
+        return all(self._apart_as(kind, a, b, beside, depth) for kind in sorted(common))
 
     def _values_apart(self, a: Node, b: Node) -> bool:
         values = finite(a)
@@ -55,30 +56,31 @@ class Disjoint:
             takes(a, value) is False or takes(b, value) is False for value in values
         )
 
-    def _parts_apart(self, a: Node, b: Node, depth: int) -> bool:
+    def _parts_apart(self, a: Node, b: Node, beside: Node | None, depth: int) -> bool:
         keywords = a.keywords
-        if "$ref" in keywords and self(keywords["$ref"], b, depth - 1):
+        if "$ref" in keywords and self(keywords["$ref"], b, beside, depth - 1):
             return True
-        if any(self(inner, b, depth - 1) for inner in keywords.get("allOf", ())):
+        if any(self(inner, b, beside, depth - 1) for inner in keywords.get("allOf", ())):
             return True
         return any(
-            all(self(inner, b, depth - 1) for inner in keywords[word])
+            all(self(inner, b, beside, depth - 1) for inner in keywords[word])
             for word in ("anyOf", "oneOf")
             if keywords.get(word)
         )
 
-    def _apart_as(self, kind: str, a: Node, b: Node, depth: int) -> bool:
+    def _apart_as(self, kind: str, a: Node, b: Node, beside: Node | None, depth: int) -> bool:
         """Return whether they share no value of this type."""
         if kind == "object":
-            return self._objects_apart(a, b, depth)
+            return self._objects_apart(a, b, beside, depth)
         if kind == "array":
             return _spans_apart(a, b, "minItems", "maxItems") or self._items_apart(a, b, depth)
         if kind == "string":
             return _spans_apart(a, b, "minLength", "maxLength") or self._texts_apart(a, b)
         return kind in ("integer", "fraction") and _numbers_apart(a, b)
 
-    def _objects_apart(self, a: Node, b: Node, depth: int) -> bool:
-        flat_a, flat_b = _flat(a), _flat(b)
+    def _objects_apart(self, a: Node, b: Node, beside: Node | None, depth: int) -> bool:
+        around = all_of_it(beside) if beside else []
+        flat_a, flat_b = [*all_of_it(a), *around], [*all_of_it(b), *around]
         needed = {name for node in (*flat_a, *flat_b) for name in node.keywords.get("required", ())}
         if any(needed.issuperset(names) for node in (*flat_a, *flat_b) for names in _absent(node)):
             return True
@@ -90,32 +92,32 @@ class Disjoint:
         )
 
     def _properties_apart(self, a: Node, b: Node, name: str, depth: int) -> bool:
-        ours, theirs = _property(a, name), _property(b, name)
+        ours, theirs = property_of(a, name), property_of(b, name)
         if any(one is not None and not types(one) for one in (ours, theirs)):
             return True
-        return ours is not None and theirs is not None and self(ours, theirs, depth - 1)
+        return ours is not None and theirs is not None and self(ours, theirs, None, depth - 1)
 
     def _items_apart(self, a: Node, b: Node, depth: int) -> bool:
         least = max(span(a, "minItems", "maxItems")[0], span(b, "minItems", "maxItems")[0])
         return any(
-            self._both(_item(a, at), _item(b, at), depth) for at in range(int(min(least, 8)))
+            self._both(item_of(a, at), item_of(b, at), depth) for at in range(int(min(least, 8)))
         )
 
     def _both(self, a: Node | None, b: Node | None, depth: int) -> bool:
-        return a is not None and b is not None and self(a, b, depth - 1)
+        return a is not None and b is not None and self(a, b, None, depth - 1)
 
     def _texts_apart(self, a: Node, b: Node) -> bool:
         ours, theirs = a.keywords.get("pattern"), b.keywords.get("pattern")
         return ours is not None and theirs is not None and self._patterns_disjoint(ours, theirs)
 
 
-def _flat(node: Node, depth: int = _DEPTH) -> list[Node]:
-    """The node and what it is all of."""
+def all_of_it(node: Node, depth: int = _DEPTH) -> list[Node]:
+    """Return the node and all that a value of it must also be."""
     found = [node]
     if depth:
         keywords = node.keywords
         for inner in (*keywords.get("allOf", ()), *filter(None, [keywords.get("$ref")])):
-            found += _flat(inner, depth - 1)
+            found += all_of_it(inner, depth - 1)
     return found
 
 
@@ -128,7 +130,7 @@ def _absent(node: Node) -> list[frozenset[str]]:
     return []
 
 
-def _property(node: Node, name: str) -> Node | None:
+def property_of(node: Node, name: str) -> Node | None:
     """Return what a property must be, as far as it is one schema; None if it may be anything."""
     keywords = node.keywords
     listed = keywords.get("properties", {}).get(name)
@@ -143,7 +145,7 @@ def _property(node: Node, name: str) -> Node | None:
     return keywords.get("additionalProperties")
 
 
-def _item(node: Node, at: int) -> Node | None:
+def item_of(node: Node, at: int) -> Node | None:
     prefix: list[Node] = node.keywords.get("prefixItems", [])
     return prefix[at] if at < len(prefix) else node.keywords.get("items")
 

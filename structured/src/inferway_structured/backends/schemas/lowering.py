@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from inferway_structured.backends.schemas import arrays, numbers, objects
-from inferway_structured.backends.schemas.disjoint import Disjoint
+from inferway_structured.backends.schemas.automata import finite_texts
+from inferway_structured.backends.schemas.disjoint import Disjoint, all_of_it
 from inferway_structured.backends.schemas.negation import Negate
 from inferway_structured.backends.schemas.nodes import Document, JsonValue, Node
 from inferway_structured.backends.schemas.said import (
@@ -46,7 +47,9 @@ _OBJECT = frozenset(
         *("required", "minProperties", "maxProperties", "unevaluatedProperties"),
     }
 )
+_SIZES = frozenset({"minProperties", "maxProperties"})
 _MAX_PAIRS = 2_000  # of branches of one oneOf, compared
+_MAX_ONE_OF = 3  # inside each other, of which each doubles the text of those inside
 _MAX_NEGATED = 8  # branches of one oneOf that a branch must be kept apart from
 _FEW_REMAINDERS = 100  # of one `multipleOf`: several of a value multiply
 
@@ -62,6 +65,9 @@ class Lowering:
         self._names: dict[str, str] = {}  # place of what is referred to -> its name
         self._waiting: list[Node] = []
         self._left_out: dict[Unenforced, None] = {}
+        self._lowered: dict[str, tuple[Said, bool]] = {}  # by place; whether nothing was left out
+        self._is_whole = True  # of what is being lowered, so far
+        self._num_one_of = 0  # around what is being lowered
         self._disjoint = Disjoint(lambda a, b: words.patterns_disjoint([in_rust(a), in_rust(b)]))
         self._negate = Negate(self._lower_whole, self._disjoint)
         self._texts = Texts(words, how, self.leave_out)
@@ -76,18 +82,34 @@ class Lowering:
             root = {**root, "$defs": definitions}
         return root, tuple(self._left_out)
 
-    def place_of(self, name: str) -> str | None:
-        """Return the place in the document that a definition came from."""
-        return next((place for place, own in self._names.items() if own == name), None)
+    def places_of(self, name: str | None) -> frozenset[str]:
+        """Return the place in the document that a definition came from; None: of all of them."""
+        return frozenset(place for place, own in self._names.items() if name in (own, None))
 
     def leave_out(self, node: Node, *keywords: str) -> None:
         for keyword in keywords:
             if keyword in node.keywords or not isinstance(node.raw, dict):
                 spelled_there = _as_written(node, keyword)
                 self._left_out[Unenforced(node.place, spelled_there)] = None
+                self._is_whole = False
 
     def lower(self, node: Node) -> Said:
         """Lets through what the node does, and more where something is left out."""
+        return self._lower_whole(node)[0]
+
+    def _lower_whole(self, node: Node) -> tuple[Said, bool]:
+        """Return what is said of a node, and whether nothing was left out. It is worked out once:
+        each branch of a `oneOf` that another may hold beside is asked for again."""
+        found = self._lowered.get(node.place)
+        if found is None:
+            before, self._is_whole = self._is_whole, True
+            said = self._lower(node)
+            found = self._lowered[node.place] = said, self._is_whole
+            self._is_whole = before
+        self._is_whole &= found[1]
+        return found
+
+    def _lower(self, node: Node) -> Said:
         keywords = node.keywords
         if "never" in keywords:
             return False
@@ -113,11 +135,6 @@ class Lowering:
             return False
         return numbers.narrowed(joined(in_order(own, keywords), also, self._work))
 
-    def _lower_whole(self, node: Node) -> tuple[Said, bool]:
-        before = len(self._left_out)
-        said = self.lower(node)
-        return said, len(self._left_out) == before
-
     def _word(
         self, node: Node, word: str, rule: Any, out: dict[str, Any], also: list[Said]
     ) -> None:
@@ -140,6 +157,7 @@ class Lowering:
             case "malformed":
                 for name in rule:
                     self._left_out[Unenforced(node.place, name)] = None
+                self._is_whole = False
             case "unevaluatedProperties" | "never":
                 pass  # with the object; False said before
             case _:
@@ -182,11 +200,19 @@ class Lowering:
             lists = None if ways is None else [ways]
         elif not self._how.plainly:
             lists = self._said_otherwise(node, word, rule)
+        most = arrays.MAX_ARRAYS if word == "uniqueItems" else objects.MAX_WAYS
         for ways in [None] if lists is None else lists:
-            self._ways(node, word, ways, also)
+            self._ways(node, word, ways, also, most)
 
-    def _ways(self, node: Node, word: str, ways: list[Said] | None, also: list[Said]) -> None:
-        if ways is None or num_ways(also) * len(ways) > objects.MAX_WAYS:
+    def _ways(
+        self,
+        node: Node,
+        word: str,
+        ways: list[Said] | None,
+        also: list[Said],
+        most: int = objects.MAX_WAYS,
+    ) -> None:
+        if ways is None or num_ways(also) * len(ways) > most:
             self.leave_out(node, word)
             return
         if True in ways:
@@ -198,7 +224,7 @@ class Lowering:
     def _said_otherwise(self, node: Node, word: str, rule: Any) -> list[list[Said]] | None:
         match word:
             case "not":
-                negation = self._negate(rule, types(node))
+                negation = self._negate(rule, types(node), all_of_it(node))
                 if not negation.exact:
                     self.leave_out(node, word)
                 return [alternatives(negation.said)]
@@ -230,7 +256,7 @@ class Lowering:
         else_said = True if other is None else self.lower(other)
         if then_said is True and else_said is True:
             return [True]
-        negation = self._negate(condition, types(node))
+        negation = self._negate(condition, types(node), all_of_it(node))
         if not negation.exact:
             self.leave_out(node, "if")
         return [
@@ -240,7 +266,10 @@ class Lowering:
 
     def _one_of(self, node: Node, branches: Sequence[Node]) -> list[Said]:
         """Each branch and none of those that could hold beside it."""
+        self._num_one_of += 1
         said = [self.lower(branch) for branch in branches]
+        self._num_one_of -= 1
+        is_deep = self._num_one_of >= _MAX_ONE_OF
         if len(branches) ** 2 / 2 > _MAX_PAIRS:
             self.leave_out(node, "oneOf")
             return said
@@ -248,15 +277,20 @@ class Lowering:
         exact = True
         ways = []
         for branch, own in zip(branches, said, strict=True):
-            rest = [b for b in branches if b is not branch and not self._disjoint(branch, b)]
+            rest = [
+                other
+                for other in branches
+                if other is not branch and not self._disjoint(branch, other, node)
+            ]
             if not rest:
                 ways.append(own)
                 continue
-            if self._how.plainly or len(rest) > _MAX_NEGATED:
+            if self._how.plainly or is_deep or len(rest) > _MAX_NEGATED:
                 exact = False
                 ways.append(own)
                 continue
-            nots = [self._negate(other, kinds & types(branch)) for other in rest]
+            given = [*all_of_it(branch), *all_of_it(node)]
+            nots = [self._negate(other, kinds & types(branch), given) for other in rest]
             exact = exact and all(one.exact for one in nots)
             ways.append(joined({}, [own, *(one.said for one in nots)], self._work))
         if not exact:
@@ -287,10 +321,17 @@ class Lowering:
             out["additionalProperties"] = self.lower(keywords["additionalProperties"])
         elif self._how.closed and ("properties" in keywords or "patternProperties" in keywords):
             out["additionalProperties"] = False
-        patterns = {
-            in_rust(pattern): self.lower(inner)
-            for pattern, inner in keywords.get("patternProperties", {}).items()
-        }
+        patterns: dict[str, Said] = {}
+        for pattern, inner in keywords.get("patternProperties", {}).items():
+            said = self.lower(inner)
+            names = self._few_names(node, pattern)
+            if names is None:
+                written = self._texts.written(node, pattern)
+                patterns[written] = joined(patterns.get(written, True), [said], self._work)
+                continue
+            spend_copies(said, len(names), self._work)
+            listed = out.setdefault("properties", {})
+            listed |= {name: joined(listed.get(name, True), [said], self._work) for name in names}
         if not patterns:
             return
         everything = [pattern for pattern in patterns if is_everything(pattern)]
@@ -315,10 +356,16 @@ class Lowering:
         if patterns:
             out["patternProperties"] = patterns
 
-    def _property_names(self, node: Node, names: Node, out: dict[str, Any]) -> None:
+    def _few_names(self, node: Node, pattern: str) -> Sequence[str] | None:
+        """Return the names of a pattern if they are few: said as properties, none comes twice. Not
+        where properties are counted, which the library does without optional ones alone."""
+        is_counted = not _SIZES.isdisjoint(node.keywords)
+        return None if self._how.barely or is_counted else finite_texts(pattern)
+
+    def _property_names(self, node: Node, rule: Node, out: dict[str, Any]) -> None:
         listed: dict[str, Said] = out.get("properties", {})
-        told = objects.allowed_names(names, list(listed))
-        pattern = objects.name_pattern(names)
+        told = objects.allowed_names(rule, list(listed))
+        pattern = objects.name_pattern(rule)
         for name, allowed in told.items():
             if allowed is False:
                 listed[name] = False
@@ -330,8 +377,12 @@ class Lowering:
         if self._how.barely or pattern is None or "patternProperties" in out:
             self.leave_out(node, "propertyNames")
             return
-        if pattern is not False:
-            written = in_rust(str(pattern))
+        names = self._few_names(node, pattern) if isinstance(pattern, str) else ()
+        if names is not None:
+            spend_copies(rest, len(names), self._work)
+            out["properties"] = listed | {one: rest for one in names if one not in listed}
+        else:
+            written = self._texts.written(node, str(pattern))
             # The pattern is for all names: those that are listed have a rule of their own.
             hits_listed = rest not in (True, {}) and any(one is not False for one in told.values())
             if hits_listed or not self._texts.takes(written):
@@ -351,7 +402,7 @@ class Lowering:
             return
         names = {name: True for part in parts for name in part.keywords.get("properties", ())}
         patterns = {
-            in_rust(one): True
+            self._texts.written(part, one): True
             for part in parts
             for one in part.keywords.get("patternProperties", ())
         }

@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from inferway_structured.backends.schemas.automata import NEVER, opposite
+from inferway_structured.backends.schemas.disjoint import all_of_it, item_of, property_of
 from inferway_structured.backends.schemas.nodes import JsonValue, Node
+from inferway_structured.backends.schemas.numbers import is_kept
 from inferway_structured.backends.schemas.shapes import (
     OF_TYPE,
     TYPES,
+    finite,
+    matches,
     named_types,
+    same,
+    same_rule,
+    span,
     spelled,
+    takes,
     type_of,
+    types,
 )
-from inferway_structured.backends.schemas.strings import none_of
+from inferway_structured.backends.schemas.strings import (
+    FORMAT_PATTERNS,
+    KNOWN_FORMATS,
+    UNENFORCED_FORMATS,
+    none_of,
+)
 
 Said = Any  # a schema of llguidance's: an object or a boolean
 
@@ -26,7 +41,14 @@ class Negation(NamedTuple):
 
 NOTHING = Negation(False, True)
 _WORK_OF_CHAR = 2  # of a text that is not to come: the pattern has a group for each
+_WORK_OF_MATCH = 4
 UNTOLD = Negation(True, False)
+
+
+_MAX_TWICE = 1  # opposites inside each other that say their branches, too: each doubles its text
+_MAX_BOTH = 8  # pairs of branches of one `oneOf` that may hold together
+_MAX_ITEMS = 8  # of which one may break what all must be
+_MAX_VALUES = 100
 
 
 class Negate:
@@ -35,44 +57,57 @@ class Negate:
     def __init__(
         self,
         lower: Callable[[Node], tuple[Said, bool]],
-        are_disjoint: Callable[[Node, Node], bool],
+        are_disjoint: Callable[[Node, Node, Node | None], bool],
     ) -> None:
         self._lower = lower
         self._are_disjoint = are_disjoint
         self._within: set[str] = set()
+        self._num_twice = 0  # opposites around this one that say their branches, too
 
-    def __call__(self, node: Node, kinds: frozenset[str] = TYPES) -> Negation:
-        """Among values of the types `kinds`. One that breaks any one keyword breaks the schema."""
+    def __call__(
+        self, node: Node, kinds: frozenset[str] = TYPES, given: Sequence[Node] = ()
+    ) -> Negation:
+        """Return the opposite among values of the types `kinds` that are all of `given`, beside
+        which it is to be said. A value that breaks any one keyword breaks the schema."""
         if node.place in self._within or len(self._within) > 16:
             return UNTOLD  # a recursive schema
+        among = _among_values(node, given)
+        if among is not None:
+            return among
         self._within.add(node.place)
         try:
             return any_of(
-                [self._keyword(node, word, rule, kinds) for word, rule in node.keywords.items()]
+                [
+                    self._keyword(node, word, rule, kinds, given)
+                    for word, rule in node.keywords.items()
+                    if not _is_given(node, word, rule, given)
+                ]
             )
         finally:
             self._within.discard(node.place)
 
-    def _keyword(self, node: Node, word: str, rule: Any, kinds: frozenset[str]) -> Negation:
+    def _keyword(
+        self, node: Node, word: str, rule: Any, kinds: frozenset[str], given: Sequence[Node]
+    ) -> Negation:
         if OF_TYPE.get(word, kinds).isdisjoint(kinds):
             return NOTHING
         match word:
             case "never":
                 return Negation(True, True)
             case "allOf":
-                return any_of([self(inner, kinds) for inner in rule])
+                return any_of([self(inner, kinds, given) for inner in rule])
             case "anyOf":
-                return all_of([self(inner, kinds) for inner in rule])
+                return all_of([self(inner, kinds, given) for inner in rule])
             case "oneOf":
-                return self._one_of(rule, kinds)
+                return self._one_of(rule, kinds, given)
             case "$ref":
-                return self(rule, kinds)
+                return self(rule, kinds, given)
             case "not":
                 return Negation(*self._lower(rule))
-            case "properties":
-                return any_of([_without(name, self(inner)) for name, inner in rule.items()])
+            case "if":
+                return self._if(node, rule, kinds, given)
             case "dependentSchemas":
-                return any_of([_with(name, self(inner)) for name, inner in rule.items()])
+                return any_of([_with(name, self(one, kinds, given)) for name, one in rule.items()])
             case "type":
                 return _not_type(rule, kinds)
             case "const" | "enum":
@@ -80,14 +115,184 @@ class Negate:
                 chars = sum(len(value) for value in values if isinstance(value, str))
                 node.document.work.spend(_WORK_OF_CHAR * chars)
                 return not_values(values, kinds)
-        plain = _PLAIN.get(word)
-        return plain(rule) if plain else _of_type_at_least(word, node)
+        return self._in_values(node, word, rule, given)
 
-    def _one_of(self, branches: Sequence[Node], kinds: frozenset[str]) -> Negation:
-        pairs = [(a, b) for at, a in enumerate(branches) for b in branches[at + 1 :]]
-        if all(self._are_disjoint(a, b) for a, b in pairs):
-            return all_of([self(branch, kinds) for branch in branches])
-        return UNTOLD
+    def _in_values(self, node: Node, word: str, rule: Any, given: Sequence[Node]) -> Negation:
+        match word:
+            case "properties":
+                return any_of([self._property(name, one, given) for name, one in rule.items()])
+            case "additionalProperties" | "patternProperties" | "propertyNames":
+                return self._names(node, word, rule, given)
+            case "items" | "prefixItems":
+                return self._items(node, word, given)
+            case "contains":
+                return self._contains(node, rule)
+            case "pattern":
+                return _not_pattern(node, rule)
+            case "format":
+                return _not_format(node, rule)
+        plain = _PLAIN.get(word)
+        return plain(rule) if plain else _of_type_at_least(word, rule)
+
+    def _one_of(
+        self, branches: Sequence[Node], kinds: frozenset[str], given: Sequence[Node]
+    ) -> Negation:
+        """None of them, or two."""
+        beside = given[0] if given else None
+        both = [
+            (a, b)
+            for at, a in enumerate(branches)
+            for b in branches[at + 1 :]
+            if not self._are_disjoint(a, b, beside)
+        ]
+        if len(both) > _MAX_BOTH or self._num_twice == _MAX_TWICE:
+            return UNTOLD
+        self._num_twice += 1
+        none = all_of([self(branch, kinds, given) for branch in branches])
+        self._num_twice -= 1
+        return any_of([none, *(all_of([self._said(a), self._said(b)]) for a, b in both)])
+
+    def _if(
+        self, node: Node, condition: Node, kinds: frozenset[str], given: Sequence[Node]
+    ) -> Negation:
+        then, other = (node.keywords.get(word) for word in ("then", "else"))
+        broken = []
+        if then is not None:
+            broken.append(all_of([self._said(condition), self(then, kinds, given)]))
+        if other is not None:
+            broken.append(all_of([self(condition, kinds, given), self(other, kinds, given)]))
+        return any_of(broken)
+
+    def _said(self, node: Node) -> Negation:
+        return Negation(*self._lower(node))
+
+    def _property(self, name: str, rule: Node, given: Sequence[Node]) -> Negation:
+        return _without(name, self._inside(rule, [property_of(one, name) for one in given]))
+
+    def _inside(self, rule: Node, known: Sequence[Node | None]) -> Negation:
+        """Return the opposite of what a property or an item must be."""
+        if any(one is not None and self._are_disjoint(rule, one, None) for one in known):
+            return Negation(True, True)
+        given = [part for one in known if one is not None for part in all_of_it(one)]
+        kinds = TYPES.intersection(*map(types, given))
+        return self(rule, kinds, given) if kinds else NOTHING
+
+    def _names(self, node: Node, word: str, rule: Any, given: Sequence[Node]) -> Negation:
+        """What holds for any names is broken by those that `given` lists; of others it is not
+        said."""
+        listing = [one.keywords for one in given if _lists_all(one, word, rule)]
+        known = (listing[0] if listing else {}).get("properties", ())
+        broken = [] if listing else [Negation({"type": "object"}, False)]
+        for name in known if listing else ():
+            for inner in _rules_of(node, word, rule, name):
+                if inner is None:
+                    broken.append(Negation({"type": "object", "required": [name]}, False))
+                else:
+                    broken.append(self._property(name, inner, given))
+        return any_of(broken)
+
+    def _items(self, node: Node, word: str, given: Sequence[Node]) -> Negation:
+        prefix = node.keywords.get("prefixItems", ())
+        first, last = 0, float(len(prefix))
+        if word == "items":
+            first, last = (
+                len(prefix),
+                min(span(one, "minItems", "maxItems")[1] for one in (node, *given)),
+            )
+            longest = max(len(one.keywords.get("prefixItems", ())) for one in (node, *given))
+            if last > longest and self._item(node, longest, given) == NOTHING:
+                last = longest  # and none after it
+        if last > _MAX_ITEMS:
+            return Negation({"type": "array", "minItems": 1}, False)
+        return any_of([self._item(node, at, given) for at in range(first, int(last))])
+
+    def _item(self, node: Node, at: int, given: Sequence[Node]) -> Negation:
+        """Return that there is such an item, and it is not what it should be."""
+        rule = item_of(node, at)
+        if rule is None:
+            return NOTHING
+        inner = self._inside(rule, [item_of(one, at) for one in given])
+        if inner.said is False:
+            return inner
+        said = {"type": "array", "prefixItems": [*[True] * at, inner.said], "minItems": at + 1}
+        return Negation(said, inner.exact)
+
+    def _contains(self, node: Node, rule: Node) -> Negation:
+        if "maxContains" in node.keywords or node.keywords.get("minContains", 1) != 1:
+            return Negation({"type": "array"}, False)
+        inner = self(rule)
+        return Negation({"type": "array", "items": inner.said}, inner.exact)
+
+
+def _among_values(node: Node, given: Sequence[Node]) -> Negation | None:
+    """Return the opposite where all values are known that there can be."""
+    values = next(filter(None, map(finite, given)), None)
+    if values is None or len(values) > _MAX_VALUES:
+        return None
+    told = [takes(node, value) for value in values]
+    if None in told:
+        return None
+    left = [value for value, is_taken in zip(values, told, strict=True) if not is_taken]
+    return Negation({"enum": left} if left else False, True)
+
+
+def _is_given(node: Node, word: str, rule: Any, given: Sequence[Node]) -> bool:
+    """Return whether what must hold anyway says the keyword, too."""
+    if word == "required":
+        return {name for one in given for name in one.keywords.get(word, ())}.issuperset(rule)
+    if word in _AT_LEAST or word in _AT_MOST:
+        bounds = [one.keywords[word] for one in given if word in one.keywords]
+        return any(bound >= rule if word in _AT_LEAST else bound <= rule for bound in bounds)
+    if word not in _ALONE and word not in _WITH:
+        return False
+    return any(
+        word in one.keywords
+        and same_rule(rule, one.keywords[word])
+        and all(
+            same_rule(node.keywords.get(also), one.keywords.get(also))
+            for also in _WITH.get(word, ())
+        )
+        for one in given
+    )
+
+
+_AT_LEAST = frozenset({*("minimum", "exclusiveMinimum", "minLength", "minItems", "minProperties")})
+_AT_MOST = frozenset({*("maximum", "exclusiveMaximum", "maxLength", "maxItems", "maxProperties")})
+_ALONE = frozenset(
+    {
+        *("type", "const", "enum", "pattern", "format", "multipleOf", "uniqueItems"),
+        *("prefixItems", "patternProperties", "propertyNames", "dependentRequired"),
+    }
+)
+_WITH = {"items": ("prefixItems",), "contains": ("minContains", "maxContains")}
+
+
+def _lists_all(node: Node, word: str, rule: Any) -> bool:
+    """Return whether a schema says of all names that it does not list what makes no difference for
+    a keyword of another."""
+    keywords = node.keywords
+    others = keywords.get("additionalProperties")
+    if others is None or "patternProperties" in keywords:
+        return False
+    return "never" in others.keywords or (word == "additionalProperties" and same(rule, others))
+
+
+def _rules_of(node: Node, word: str, rule: Any, name: str) -> Iterator[Node | None]:
+    """Yield what a keyword says of a property; None where it is not told whether it does."""
+    if word == "propertyNames":
+        is_taken = takes(rule, name)
+        if is_taken is not True:
+            yield None if is_taken is None else node.document.node(False, "never")
+        return
+    patterns = node.keywords.get("patternProperties", {})
+    node.document.work.spend(_WORK_OF_MATCH * len(patterns))
+    told = [matches(pattern, name) for pattern in patterns]
+    if word == "patternProperties":
+        for inner, is_for_it in zip(patterns.values(), told, strict=True):
+            if is_for_it is not False:
+                yield inner if is_for_it else None
+    elif name not in node.keywords.get("properties", ()) and True not in told:
+        yield None if None in told else rule
 
 
 def any_of(parts: Sequence[Negation]) -> Negation:
@@ -150,7 +355,9 @@ def not_values(values: Sequence[JsonValue], within: frozenset[str] = TYPES) -> N
         said.append({"type": "string", "pattern": none_of(texts)})
     if kinds & {"integer", "fraction"}:
         left -= {"integer", "fraction"}
-        said += _between(sorted({value for value in values if _is_number(value)}))
+        numbers = sorted({value for value in values if _is_number(value)})
+        exact = exact and all(is_kept("exclusiveMinimum", number) for number in numbers)
+        said += _between(numbers) if exact else [{"type": "number"}]
     for kind, word in (("array", "minItems"), ("object", "minProperties")):
         if kind in kinds:
             left.discard(kind)
@@ -205,6 +412,8 @@ def _bound(kind: str, word: str, shift: int = 0) -> Callable[[Any], Negation]:
         limit = rule + shift
         if shift == -1 and limit < 0:
             return NOTHING
+        if not is_kept(word, limit):
+            return Negation({"type": kind}, False)
         return Negation({"type": kind, word: int(limit) if shift else limit}, True)
 
     return negated
@@ -225,29 +434,36 @@ _PLAIN: dict[str, Callable[[Any], Negation]] = {
     "maxProperties": _bound("object", "minProperties", 1),
 }
 
-_STRING_WORDS = frozenset({"pattern", "format"})
-_ITEM_WORDS = frozenset({"items", "prefixItems", "uniqueItems", "unevaluatedItems"})
-_OBJECT_WORDS = frozenset(
-    {"patternProperties", "additionalProperties", "propertyNames", "unevaluatedProperties"}
-)
+
+def _not_format(node: Node, form: str) -> Negation:
+    if form in FORMAT_PATTERNS:
+        return _not_pattern(node, FORMAT_PATTERNS[form])
+    # a name that nobody knows is only that
+    return Negation({"type": "string"}, False) if form in _FORMATS else NOTHING
 
 
-def _of_type_at_least(word: str, node: Node) -> Negation:
+def _not_pattern(node: Node, pattern: str) -> Negation:
+    text = opposite(pattern, node.document.work)
+    if text is None:
+        return Negation({"type": "string"}, False)
+    return NOTHING if text == NEVER else Negation({"type": "string", "pattern": text}, True)
+
+
+_FORMATS = KNOWN_FORMATS | UNENFORCED_FORMATS
+
+
+def _of_type_at_least(word: str, rule: Any) -> Negation:
     """Return the opposite of a keyword that cannot be said, as far as that: only values of its type
     can break it."""
-    if word in _STRING_WORDS:
-        return Negation({"type": "string"}, False)
-    if word == "multipleOf":
-        return Negation({"type": "number"}, False)
-    if word in _ITEM_WORDS:
-        return Negation({"type": "array", "minItems": 1}, False)
-    if word == "contains":
-        return Negation({"type": "array"}, False)
-    if word in _OBJECT_WORDS:
-        return Negation({"type": "object"}, False)
-    if word in ("then", "else", "minContains", "maxContains") and _ASIDE[word] not in node.keywords:
-        return NOTHING
+    match word:
+        case "multipleOf":
+            return Negation({"type": "number"}, False)
+        case "uniqueItems":
+            return Negation({"type": "array", "minItems": 2}, False) if rule else NOTHING
+        case "unevaluatedItems":
+            return Negation({"type": "array", "minItems": 1}, False)
+        case "unevaluatedProperties":
+            return Negation({"type": "object"}, False)
+        case "then" | "else" | "minContains" | "maxContains":
+            return NOTHING  # with `if` and `contains`
     return UNTOLD
-
-
-_ASIDE = {"then": "if", "else": "if", "minContains": "contains", "maxContains": "contains"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from functools import cached_property, lru_cache
+from functools import cached_property
 from math import isfinite
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
@@ -18,8 +18,9 @@ from inferway_structured.validate.keywords import (
     PLAIN,
     REFERENCES,
     RESTRICTING,
+    escaped,
+    unescaped,
 )
-from inferway_structured.validate.schema_walk import escaped, unescaped
 
 JsonValue = Any  # what json.loads gives
 
@@ -77,10 +78,26 @@ _COUNTS = frozenset(
 _NUMBERS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})
 
 
-@lru_cache(maxsize=1)  # to compile a text asks for it several times in a row
+class _Parsed:
+    """The document that was parsed, or written, last: whoever reads, checks and compiles a text
+    asks for it several times in a row. Any thread."""
+
+    last: tuple[str, JsonValue] = ("null", None)
+
+
 def parsed(text: str) -> JsonValue:
     """Return the document. It is shared: only read it."""
-    return json.loads(text)
+    known, document = _Parsed.last
+    if known != text:
+        document = json.loads(text)
+        _Parsed.last = text, document
+    return document
+
+
+def was_written(text: str, document: JsonValue) -> None:
+    """Remember what a text was written from, so that it need not be parsed. Nobody may change it
+    any more."""
+    _Parsed.last = text, document
 
 
 class Document:

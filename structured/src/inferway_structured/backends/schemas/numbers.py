@@ -14,12 +14,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from decimal import Decimal
-from fractions import Fraction
 from math import ceil, floor, inf, isfinite
 from typing import Any
 
-from inferway_structured.backends.schemas.shapes import TYPES, named_types
+from inferway_structured.backends.schemas.shapes import TYPES, is_multiple, named_types
 from inferway_structured.errors import SpecError
 
 _EXACT = 2**53
@@ -150,12 +148,7 @@ def _is_multiple(value: Any, step: float) -> bool:
     """Return whether `multipleOf` allows it, which is for numbers alone."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return True
-    return isfinite(value) and (_exact(value) / _exact(step)).denominator == 1
-
-
-def _exact(number: float) -> Fraction:
-    """Return a number as it was written: 0.1 is a tenth."""
-    return Fraction(Decimal(str(number)))
+    return is_multiple(value, step)
 
 
 def _is_fraction(value: Any) -> bool:

@@ -25,10 +25,6 @@ MAX_OPTIONAL = 250  # said as they are
 MAX_AT_ONCE = 500  # that may come at one place
 _FEW = 16
 _MAX_GROUPS = 64  # the library compares the patterns of each two
-_DESCRIBING = frozenset(
-    {"title", "description", "default", "examples", "example", "deprecated", "readOnly"}
-    | {"writeOnly", "$comment"}
-)
 _SIZES = frozenset({"minProperties", "maxProperties", "patternProperties"})
 
 
@@ -124,7 +120,7 @@ def _group(node: dict[str, Said], most: int) -> bool:
         return False
     by_schema: dict[str, list[str]] = {}
     for name in optional:
-        by_schema.setdefault(json.dumps(_bare(node["properties"][name])), []).append(name)
+        by_schema.setdefault(json.dumps(node["properties"][name]), []).append(name)
     shared = [group for group in by_schema.items() if len(group[1]) > 1]
     largest = sorted(shared, key=lambda group: -len(group[1]))[:_MAX_GROUPS]
     if not largest:
@@ -139,23 +135,6 @@ def _group(node: dict[str, Said], most: int) -> bool:
     if node.get("additionalProperties") is False and len(moved) == len(optional):
         node["maxProperties"] = len(properties)
     return True
-
-
-def _bare(schema: Said) -> Said:
-    """Return a schema without what only describes."""
-    if isinstance(schema, list):
-        return [_bare(inner) for inner in schema]
-    if not isinstance(schema, dict):
-        return schema
-    return {
-        word: inner
-        if word in DATA
-        else {name: _bare(one) for name, one in inner.items()}
-        if word in NAMED and isinstance(inner, dict)
-        else _bare(inner)
-        for word, inner in schema.items()
-        if word not in _DESCRIBING
-    }
 
 
 def _most_at_once(said: Said) -> tuple[int, str]:

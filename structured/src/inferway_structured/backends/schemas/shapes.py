@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Hashable, Sequence
-from math import inf, isfinite
+from decimal import Decimal
+from fractions import Fraction
+from math import ceil, floor, inf, isfinite
 from typing import Any
 
 from inferway_structured.backends.schemas.nodes import JsonValue, Node
 
 # "fraction": the numbers that are no integers
 TYPES = frozenset({"null", "boolean", "integer", "fraction", "string", "array", "object"})
+_MAX_INTEGERS = 16  # of a range, listed
 _DEPTH = 8  # references and applicators followed
 
 
@@ -115,6 +118,10 @@ def finite(node: Node, depth: int = _DEPTH) -> Sequence[JsonValue] | None:
     spelled_out = types(node)
     if spelled_out <= {"null", "boolean"}:
         return [value for value in (None, False, True) if type_of(value) in spelled_out]
+    if spelled_out == {"integer"} and "minimum" in keywords and "maximum" in keywords:
+        least, most = keywords["minimum"], keywords["maximum"]
+        if most - least < _MAX_INTEGERS:
+            return list(range(ceil(least), floor(most) + 1))
     return None
 
 
@@ -147,6 +154,8 @@ def _keyword_takes(node: Node, word: str, rule: Any, value: JsonValue, depth: in
     match word:
         case "never":
             return False
+        case "if" | "then" | "else":
+            return word != "if" or _if_takes(node, rule, value, depth)
         case "type":
             return type_of(value) in named_types(rule)
         case "const":
@@ -164,8 +173,16 @@ def _keyword_takes(node: Node, word: str, rule: Any, value: JsonValue, depth: in
         case "object":
             return _object_takes(node, word, rule, value, depth)
         case "array":
-            return _array_takes(word, rule, value)
+            return _array_takes(node, word, rule, value, depth)
     return None
+
+
+def _if_takes(node: Node, condition: Node, value: JsonValue, depth: int) -> bool | None:
+    told = takes(condition, value, depth - 1)
+    then = node.keywords.get("then" if told else "else")
+    if told is None or then is None:
+        return told if told is None else True
+    return takes(then, value, depth - 1)
 
 
 def _many(rule: Any) -> bool:
@@ -177,7 +194,13 @@ def _none(answers: Sequence[bool | None]) -> bool | None:
     return None if found is None else not found
 
 
-_INNER = {"allOf": _all, "anyOf": _any, "$ref": _all, "not": _none}
+def _one(answers: Sequence[bool | None]) -> bool | None:
+    if answers.count(True) > 1:
+        return False
+    return None if None in answers else True in answers
+
+
+_INNER = {"allOf": _all, "anyOf": _any, "oneOf": _one, "$ref": _all, "not": _none}
 
 _NUMBERS = frozenset({"integer", "fraction"})
 OF_TYPE: dict[str, frozenset[str]] = {
@@ -213,7 +236,18 @@ def _number_takes(word: str, rule: Any, value: float) -> bool | None:
             return bool(value > rule)
         case "exclusiveMaximum":
             return bool(value < rule)
+        case "multipleOf":
+            return is_multiple(value, rule)
     return None
+
+
+def is_multiple(value: float, step: float) -> bool:
+    return isfinite(value) and (_exact(value) / _exact(step)).denominator == 1
+
+
+def _exact(number: float) -> Fraction:
+    """Return a number as it was written: 0.1 is a tenth."""
+    return Fraction(Decimal(str(number)))
 
 
 def _string_takes(word: str, rule: Any, value: str) -> bool | None:
@@ -277,13 +311,51 @@ def _object_takes(
     return None
 
 
-def _array_takes(word: str, rule: Any, value: list[JsonValue]) -> bool | None:
+def _array_takes(
+    node: Node, word: str, rule: Any, value: list[JsonValue], depth: int
+) -> bool | None:
     match word:
         case "minItems":
             return bool(len(value) >= rule)
         case "maxItems":
             return bool(len(value) <= rule)
+        case "uniqueItems":
+            return not rule or len(set(map(identity, value))) == len(value)
+        case "prefixItems":
+            return _all([takes(inner, one, depth - 1) for inner, one in zip(rule, value)])  # noqa: B905
+        case "items":
+            rest = value[len(node.keywords.get("prefixItems", ())) :]
+            return _all([takes(rule, one, depth - 1) for one in rest])
     return None
+
+
+def same(a: Node, b: Node, depth: int = _DEPTH) -> bool:
+    """Return whether two schemas say the same in the same words; False where that is not told."""
+    a, b = a.target, b.target
+    if a is b:
+        return True
+    if depth == 0 or a.keywords.keys() != b.keywords.keys() or "malformed" in a.keywords:
+        return False
+    return all(same_rule(rule, b.keywords[word], depth - 1) for word, rule in a.keywords.items())
+
+
+def same_rule(one: Any, other: Any, depth: int = _DEPTH) -> bool:
+    """Return whether two keywords have the same value."""
+    if isinstance(one, Node):
+        return isinstance(other, Node) and same(one, other, depth)
+    if isinstance(one, list):
+        return (
+            isinstance(other, list)
+            and len(one) == len(other)
+            and all(same_rule(*pair, depth) for pair in zip(one, other, strict=True))
+        )
+    if isinstance(one, dict):
+        return (
+            isinstance(other, dict)
+            and one.keys() == other.keys()
+            and all(same_rule(inner, other[name], depth) for name, inner in one.items())
+        )
+    return not isinstance(other, list | dict | Node) and identity(one) == identity(other)
 
 
 def span(node: Node, low: str, high: str, depth: int = _DEPTH) -> tuple[float, float]:

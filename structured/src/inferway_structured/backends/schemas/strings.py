@@ -118,6 +118,32 @@ def without_assertions(pattern: str) -> str | None:
     return "".join(out)
 
 
+def split_ahead(pattern: str) -> list[tuple[str, bool]]:
+    """Return a pattern with look-ahead at its beginning as patterns that a text must match, and
+    with True those that it must not; nothing for any other pattern."""
+    parts: list[tuple[str, bool]] = []
+    rest = pattern[1:] if pattern.startswith("^") else ""
+    while rest.startswith(("(?=", "(?!")):
+        end = _closing(rest, 0)
+        if end is None or rest[end + 1 : end + 2] in tuple("?*+{"):
+            return []
+        parts.append((f"^(?:{rest[3:end]})", rest[2] == "!"))
+        rest = rest[end + 1 :]
+    return [*parts, ("^" + rest, False)] if parts and not has_branches(rest) else []
+
+
+def has_branches(pattern: str) -> bool:
+    """Return whether a pattern is alternatives, outside of all groups."""
+    at = 0
+    while at < len(pattern):
+        if pattern[at] == "|":
+            return True
+        end = _closing(pattern, at) if pattern[at] == "(" else None
+        step = 2 if pattern[at] == "\\" else _class_length(pattern, at)
+        at = at + step if end is None else end + 1
+    return False
+
+
 def _class_length(pattern: str, at: int) -> int:
     """Return the length of the character class that begins here, or 1."""
     if pattern[at] != "[":

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from inferway_structured.backends.schemas.automata import opposite, plainly
 from inferway_structured.backends.schemas.nodes import Node
 from inferway_structured.backends.schemas.said import Said
 from inferway_structured.backends.schemas.strings import (
@@ -14,6 +15,7 @@ from inferway_structured.backends.schemas.strings import (
     KNOWN_FORMATS,
     UNENFORCED_FORMATS,
     in_rust,
+    split_ahead,
     without_assertions,
 )
 
@@ -54,7 +56,7 @@ class Texts:
         elif form in KNOWN_FORMATS:
             said["format"] = form
         if "pattern" in keywords:
-            self._pattern(node, keywords["pattern"], said)
+            self._pattern(node, keywords["pattern"], said, also)
         if form in FORMAT_PATTERNS:
             if "pattern" in said:
                 also.append({"pattern": FORMAT_PATTERNS[form]})
@@ -64,10 +66,32 @@ class Texts:
             self._shed(node, said)
         out.update(said)
 
-    def _pattern(self, node: Node, pattern: Any, said: dict[str, Any]) -> None:
-        written = in_rust(str(pattern))
+    def written(self, node: Node, pattern: str) -> str:
+        """Return a pattern in the library's words, if it has any."""
+        written = in_rust(pattern)
+        if self.takes(written):
+            return written
+        return plainly(pattern, node.document.work) or written
+
+    def _parts_of(self, node: Node, pattern: str) -> list[str]:
+        """Return what a text must match that a pattern with look-ahead at its beginning matches;
+        nothing where that cannot be said."""
+        parts = []
+        for part, is_opposite in split_ahead(pattern):
+            text = opposite(part, node.document.work) if is_opposite else self.written(node, part)
+            if text is None:
+                return []
+            parts.append(text)
+        return parts
+
+    def _pattern(self, node: Node, pattern: Any, said: dict[str, Any], also: list[Said]) -> None:
+        written = self.written(node, str(pattern))
         if self.takes(written):
             said["pattern"] = written
+            return
+        parts = self._parts_of(node, str(pattern))
+        if parts and all(map(self.takes, parts)):
+            also += [{"pattern": part} for part in parts]
             return
         self._leave_out(node, "pattern")
         without = without_assertions(written)

@@ -21,8 +21,7 @@ from typing import Any, NamedTuple
 
 from inferway_structured.backends.schemas.nodes import parsed
 from inferway_structured.backends.schemas.shapes import matches
-from inferway_structured.validate.keywords import RESTRICTING
-from inferway_structured.validate.schema_walk import unescaped
+from inferway_structured.validate.keywords import RESTRICTING, unescaped
 
 # Multiples of a number are found by an automaton with a state for each remainder: 65,521 take
 # 0.5 s and 30 MB, 300,017 take 3.7 s and 150 MB, 3,000,017 43 s and 1.5 GB.
@@ -47,7 +46,12 @@ _WEIGHED = (RESTRICTING | _PARTS).difference(
     *(("minLength", "maxLength", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),),
 )
 _COUNTS = frozenset({"minItems", "maxItems", "minProperties", "maxProperties"})
-_HEAVY_WORDS = ('Of"', '"$ref"', '"enum"', '"maxItems"', '"minItems"', '"pattern', 'Properties":')
+# Without these words nothing meets anything else, and sizes add up.
+_MEETING = re.compile(
+    r'Of":|"\$ref":|"(?:prefixItems|patternProperties|multipleOf)":|"items": ?\['
+    r'|"(?:additional|unevaluated)Properties": ?\{|\\u'
+)
+_COUNTED = re.compile(r'"(?:min|max)(?:Items|Properties)": ?([0-9]{1,9})')
 
 
 class _Weight(NamedTuple):
@@ -68,12 +72,24 @@ _UNKNOWN = _Weight(10_000, 1)  # a circle, or a reference to elsewhere
 @lru_cache(maxsize=4)  # each is asked for twice in a row
 def weight_of(text: str) -> float:
     """Return a schema's weight, in schemas of ordinary cost; infinite where there is no bound."""
-    if not any(word in text for word in _HEAVY_WORDS):
-        return text.count("{")
+    if not _MEETING.search(text):
+        return _at_most(text)
     try:
         return _Weigher(parsed(text), _HAS_PLACES.search(text) is not None).total()
     except (RecursionError, AttributeError, TypeError, ValueError, ArithmeticError):
         return inf  # too deep, or not of the form that a schema has
+
+
+def _at_most(text: str) -> float:
+    """Return what a schema weighs at most in which nothing meets anything else."""
+    counts = sum(map(int, _COUNTED.findall(text)))
+    values = text.count(",") if '"enum":' in text else 0
+    num_patterns = text.count('"pattern":')
+    chars = len(text) if num_patterns else 0
+    return (
+        1 + text.count("{") + counts / _ITEMS + values / _ENUM_VALUES
+        + num_patterns * _PATTERN + chars / _PATTERN_CHARS
+    )  # fmt: skip
 
 
 def num_remainders(divisor: float) -> float:
