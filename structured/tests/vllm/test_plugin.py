@@ -101,7 +101,8 @@ def test_switched_off_it_loads_nothing_but_its_switch() -> None:
     loaded, _ = run(LOADING)
 
     vllm = "inferway_structured.vllm"
-    assert sorted(loaded) == ["inferway_structured", vllm, f"{vllm}.switch", f"{vllm}.variables"]
+    own = ["inferway_structured", "inferway_structured.errors"]
+    assert sorted(loaded) == [*own, vllm, f"{vllm}.settings", f"{vllm}.switch"]
 
 
 def test_without_a_word_in_the_configuration_vllm_stays_as_it_is(tmp_path: Path) -> None:
