@@ -10,8 +10,8 @@ import logging
 import os
 import sqlite3
 import time
-from collections.abc import Iterator
 from contextlib import closing
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -74,7 +74,7 @@ class VerdictStore:
         db.execute("PRAGMA synchronous = OFF")  # after a power cut, it may be found anew
         db.execute("PRAGMA auto_vacuum = FULL")
         db.executescript(_TABLES)
-        by = " ".join(_versions())
+        by = _made_by(_LIBRARIES)
         if db.execute("SELECT by FROM made").fetchall() != [(by,)]:
             with db:
                 db.execute("DELETE FROM verdicts")
@@ -96,20 +96,20 @@ class VerdictStore:
     def _fail(self, error: Exception) -> None:
         if not self._has_failed:
             self._has_failed = True
-            log.warning(
-                "verdicts on shapes are not kept for the next start: %s: %s: %s",
-                self._path,
-                type(error).__name__,
-                error,
-            )
+            text = "verdicts on shapes are not kept for the next start: %s: %s: %s"
+            log.warning(text, self._path, type(error).__name__, error)
 
 
-def _versions() -> Iterator[str]:
-    for library in _LIBRARIES:
-        try:
-            yield f"{library}={version(library)}"
-        except PackageNotFoundError:
-            yield f"{library}=none"
+@cache
+def _made_by(libraries: tuple[str, ...]) -> str:
+    return " ".join(map(_version, libraries))
+
+
+def _version(library: str) -> str:
+    try:
+        return f"{library}={version(library)}"
+    except PackageNotFoundError:
+        return f"{library}=none"
 
 
 def _written(found: Verdict | SpecError) -> str:

@@ -65,7 +65,7 @@ class EngineCoreSide:
         limits, delay = CompileLimits(), settings.compile_delay_seconds
 
         def compile_light(spec: Spec) -> Compiled:
-            """What may take long is not compiled in this process before a child has done it."""
+            """Compile a spec here, unless it may take long: a child compiles that first."""
             if delay:
                 sleep(delay)
             return cascade.compile_light(spec)

@@ -199,9 +199,8 @@ class Answer:
             return
         start["headers"] = headers = list(start.get("headers", ()))
         self._judge.start(status, [(name.lower(), value) for name, value in headers])
-        self._start = (
-            start  # until there is a body: vLLM sends it before its engine has the request
-        )
+        # The head waits for a body: vLLM sends it before its engine has the request.
+        self._start = start
 
     async def _has_begun(self, valid: bool | None = None) -> bool:
         """Send the head, with what the engine does not enforce. Return False if the answer was an
