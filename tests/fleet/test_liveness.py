@@ -64,6 +64,16 @@ def test_an_outage_does_not_make_patient() -> None:
     assert live.is_silent(200.0 + SILENT_SECONDS + 0.1, AWAKE)
 
 
+def test_an_outage_that_was_found_makes_no_more_patient_than_a_slow_answer() -> None:
+    live = Liveness()
+    live.is_asked(93.0)
+    live.has_answered(100.0, AWAKE, was_out=True)
+    live.is_asked(101.0)
+
+    assert not live.is_silent(101.0 + 4.9, AWAKE)
+    assert live.is_silent(101.0 + 5.1, AWAKE)
+
+
 def test_what_was_slow_long_ago_is_forgotten() -> None:
     live = answering(5.0)
     live.is_asked(2000.0)

@@ -149,7 +149,7 @@ class VirtualFleet:
         live.is_asked(self.loop.time())
         await asked.asked()
         engine.load = asked.load()
-        live.has_answered(self.loop.time(), 0.0)
+        live.has_answered(self.loop.time(), 0.0, was_out=engine.outage is not None)
         return True
 
     def expected(self, engine: Engine) -> float:

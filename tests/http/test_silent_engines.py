@@ -135,6 +135,24 @@ async def test_what_can_go_nowhere_else_waits_and_is_given_up_then() -> None:
 
 
 @in_loop
+async def test_what_waits_there_is_given_up_also_if_new_connections_are_refused_meanwhile() -> None:
+    standing = OutlierDetection()
+    async with (
+        running(raw(SSE_HEAD, chunk(EVENTS[0]))) as frozen,
+        gateway(frozen.url, timeouts=SOON, policy=FailoverPolicy(monotonic, standing)) as gw,
+        connected(gw.server) as c,
+    ):
+        with hearing(gw, standing) as silent:
+            asked = asyncio.create_task(c.ask(post()))
+            await wait_until(lambda: bool(gw.trips and gw.trips[0].chunks))
+            silent.hear(engine("e0"))
+            silent.hear(engine("e0", OutageKind.UNREACHABLE))
+            got = await asked
+
+        assert b"engine e0 does not answer, since " in got.body
+
+
+@in_loop
 async def test_the_answer_that_comes_after_all_is_passed_on_if_nobody_else_could_give_it() -> None:
     standing = OutlierDetection()
     goes_on = asyncio.Event()

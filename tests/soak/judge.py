@@ -40,7 +40,8 @@ class Heard:
     def waited(self) -> list[Wait]:
         """Return its waits, by what was waited for."""
         words = 0 if self.stream else len(self.said.split())
-        engines = tuple(self.engines)
+        # An answer names the engine that gave it, and not those that were tried before.
+        engines = tuple(self.engines) if self.attempts == 1 else ()
         return [Wait(began, seconds, words, engines) for began, seconds in self.waits]
 
 

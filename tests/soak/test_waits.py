@@ -46,6 +46,12 @@ def test_what_the_engine_that_answered_took_because_it_was_slow_is_no_wait() -> 
     assert beyond(Wait(10.0, 8.0, 0, [B]), yardstick(), slow) == pytest.approx(7.0)
 
 
+def test_any_engine_may_have_been_the_slow_one_where_none_is_known() -> None:
+    slow = history(Trouble(A, SLOW, 12.0, 30.0))
+
+    assert beyond(Wait(10.0, 8.0, 0), yardstick(), slow) == pytest.approx(1.0)
+
+
 def test_who_is_slow_may_take_no_more_than_so_many_times_what_is_needed() -> None:
     slow = history(Trouble(A, SLOW, 0.0))
 

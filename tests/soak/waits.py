@@ -6,7 +6,8 @@ event to the next, whatever then came: an error ends it as well. What its engine
 - what such a wait takes at an engine like it that nothing happens to, which is asked beside the
   gateway all the time (`Yardstick`), so that what the machine takes is in it; and twice that, for
   all clients may be at one engine (`--time-factor-under-load 2`);
-- if the engine that answered was slowed down then: as many times that, while it was;
+- if the engine that answered was slowed down then: as many times that, while it was; where more
+  than one engine was tried, or none has answered, any engine may have been the slow one;
 - all the time in which every engine was in trouble: nobody could have answered.
 """
 
@@ -29,7 +30,7 @@ class Wait:
     began: float  # seconds since the epoch
     seconds: float
     words: int  # of an answer that comes as a whole; 0: of a stream's next event
-    engines: Sequence[str] = ()  # that have answered
+    engines: Sequence[str] = ()  # that it was spent at; empty: not known
 
     @property
     def ended(self) -> float:
@@ -61,7 +62,8 @@ class Yardstick:
 def beyond(wait: Wait, yardstick: Yardstick, history: History) -> float:
     """Return the seconds of a wait that no engine has taken."""
     needed = yardstick.needed(wait)
-    slow = history.slow_seconds(wait.engines, wait.began, wait.ended)
+    engines = wait.engines or history.engines
+    slow = history.slow_seconds(engines, wait.began, wait.ended)
     nobody = history.nobody_seconds(wait.began, wait.ended)
     return max(0.0, wait.seconds - needed - min(slow, (SLOWER - 1) * needed) - nobody)
 

@@ -5,7 +5,9 @@ still (a frozen process, a hung GPU, a node without power or network) while its 
 open, so that nothing breaks. What tells:
 
 of     sign of life                            late when it has not come for
-API    an answer to what it is asked           SILENT_SECONDS, or longer by its slowest of late
+API    an answer to what it is asked           SILENT_SECONDS, or longer by its slowest of late;
+                                               one that came when the engine had been given up
+                                               makes it SURE_SECONDS at most
 core   other counters of its load, KV events   QUIET_SECONDS, or longer by its longest pause of
                                                late, or EXPECTED_TIMES what its prompts should take
                                                (UNKNOWN_SECONDS if nobody knows)
@@ -86,9 +88,14 @@ class Liveness:
         if self.asked is None:
             self.asked = now
 
-    def has_answered(self, now: float, awake: float) -> None:
+    def has_answered(self, now: float, awake: float, *, was_out: bool = False) -> None:
+        """Note an answer of the engine's API. `was_out`: the engine had been given up before; it
+        may have been slow only, but one that stands still twice is not waited for longer."""
         if self.asked is not None:
-            self.answers.note(now - max(self.asked, awake), now)
+            seconds = now - max(self.asked, awake)
+            if was_out and seconds <= LEARNED_SECONDS:
+                seconds = min(seconds, SURE_SECONDS / SURE_TIMES)
+            self.answers.note(seconds, now)
             self.asked = None
         self.answered = now
 

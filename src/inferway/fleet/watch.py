@@ -215,7 +215,8 @@ class EngineWatch(Watch):
 
     def _owes_nothing(self, engine: Engine) -> None:
         now = asyncio.get_running_loop().time()
-        engine.liveness.has_answered(now, self._silence.awake)
+        was_out = engine.outage is not None
+        engine.liveness.has_answered(now, self._silence.awake, was_out=was_out)
 
     def _unanswered(self, engine: Engine, error: UpstreamError) -> None:
         """A question got no answer. Silence of an engine that is well is `SilenceWatch`'s to judge;

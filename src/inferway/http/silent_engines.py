@@ -51,9 +51,8 @@ class SilentEngines:
             return
         now = self.pool.time()
         self.standing.begins(engine.name, now, is_silent=outage.is_silence)
-        if not outage.is_silence:
-            self._forget(engine.name)
-        elif engine.name not in self._timers:
+        # New connections that are refused later on say nothing of the old ones, which still wait.
+        if outage.is_silence and engine.name not in self._timers:
             self._move(engine, outage, 0.0)
 
     def close(self) -> None:
