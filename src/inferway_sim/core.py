@@ -70,12 +70,18 @@ class EngineCore:
         self.is_scaling = False
         self._goes_on = asyncio.Event()
         self._goes_on.set()
+        self._is_stalled = False
+        self._unheard: list[RunningRequest] = []  # aborted while the core was stalled
         self._latency = scheduler.latency  # as it was configured
 
     def disturb(self, disturbance: Disturbance) -> None:
         """Trouble the core like this from now on, whatever troubled it before."""
         self.is_scaling = disturbance.scaling
+        self._is_stalled = disturbance.stalled
         (self._goes_on.clear if disturbance.stalled else self._goes_on.set)()
+        if not disturbance.stalled:
+            self._abort(self._unheard)
+            self._unheard = []
         self._scheduler.latency = self._latency.times(disturbance.slower)
 
     @property
@@ -163,8 +169,15 @@ class EngineCore:
         finally:
             for job in jobs:
                 self._outlets.pop(job, None)
-                self._publish(self._scheduler.abort(job))
-            self._changed.set()
+            if self._is_stalled:  # as vLLM's core, which reads nothing then
+                self._unheard += jobs
+            else:
+                self._abort(jobs)
+
+    def _abort(self, jobs: Sequence[RunningRequest]) -> None:
+        for job in jobs:
+            self._publish(self._scheduler.abort(job))
+        self._changed.set()
 
     async def _wait_until_due(self) -> None:
         now = self._clock()

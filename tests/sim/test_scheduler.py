@@ -10,6 +10,7 @@ from inferway.kv.blocks.dialects import Dialect
 from inferway_sim.block_contents import BlockContents
 from inferway_sim.cache import KvCache, Run
 from inferway_sim.config import LatencyModel, TransferConfig
+from inferway_sim.core import Disturbance, EngineCore
 from inferway_sim.events import CacheStored, Event
 from inferway_sim.kv_transfer import Connector, Fetch, Transfer
 from inferway_sim.scheduler import RunningRequest, Scheduler
@@ -348,3 +349,18 @@ def test_an_aborted_fetch_gives_its_blocks_back_and_tells_the_other_engine() -> 
 
     assert len(told) == 3
     assert engine.cache.usage == 0
+
+
+def test_a_stalled_core_reads_of_no_abort_until_it_goes_on() -> None:
+    engine = scheduler(LatencyModel(time_to_first_token=9.0))
+    core = EngineCore(engine, lambda _: None, lambda _: None)
+    one = job(range(8))
+    with core.submit([one]):
+        engine.step(0.0)
+        core.disturb(Disturbance(stalled=True))
+
+    assert (list(engine.running), engine.cache.usage > 0) == ([one], True)
+
+    core.disturb(Disturbance())
+
+    assert (list(engine.running), engine.cache.usage) == ([], 0)
