@@ -197,6 +197,19 @@ def test_lodestar_follows_its_first_rule_until_it_is_trained_and_then_what_it_ha
     assert np.abs(rule.model.predicted(states) - truth).mean() < 0.15
 
 
+@pytest.mark.parametrize("explored", [0.0, 0.1, 0.5])
+def test_lodestar_sends_some_requests_to_any_engine(explored: float) -> None:
+    rule = Lodestar(BLOCK, np.ones(4), np.random.default_rng(1), explored=explored)
+    rule.model = Perceptron(8, np.random.default_rng(3))
+    waiting = np.tile(np.arange(4.0), (8, 1)).T  # the more waits, the longer it takes
+    rule.model.train(waiting, waiting[:, 0])
+    policy = published(rule)
+
+    rows = [sent(policy, asks(7, 8), fleet([0] * 4, [0, 1, 2, 3])) for _ in range(400)]
+
+    assert 1 - Counter(rows).most_common(1)[0][1] / 400 == pytest.approx(0.75 * explored, abs=0.06)
+
+
 def test_lodestar_stays_with_two_engines_while_caches_are_full() -> None:
     rule = Lodestar(BLOCK, np.ones(4), np.random.default_rng(1))
     rule.model = Perceptron(8, np.random.default_rng(3))

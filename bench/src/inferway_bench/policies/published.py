@@ -240,14 +240,15 @@ class _Decoding(RequestListener):
 
 @dataclass(slots=True)
 class Lodestar:
-    """Lodestar (arXiv 2606.00946; gangmuk/Lodestar 23da2a0, README): a perceptron with three hidden
-    layers of 128, the same for all engines, predicts the TTFT from the request and the engine's
-    state, and the least is chosen. It is trained after every 1,000 answers, of the last 5,000 and
-    of 5,000 older ones; until then `first` chooses. While the caches are in use by more than 80 %,
-    it chooses among the two engines that the prompt's hash names.
+    """Lodestar (arXiv 2606.00946; gangmuk/Lodestar 23da2a0, README, run-benchmark.sh and
+    write_hyperparameters.py): a perceptron with three hidden layers of 128, the same for all
+    engines, predicts the TTFT from the request and the engine's state, and the least is chosen; of
+    ten requests, one goes to any engine. It is trained anew after every 1,000 answers, of the last
+    5,000 and of 5,000 older ones; until then `first` chooses. While the caches are in use by more
+    than 80 %, it chooses among the two engines that the prompt's hash names.
 
-    The older answers are drawn at random (the paper's are a gradient coreset), rounds go on with
-    the weights they have, and dropout and the check for inputs out of distribution are left out.
+    The older answers are drawn at random (the paper's are a gradient coreset), nothing is trained
+    beforehand, and dropout and the check for inputs out of distribution are left out.
     """
 
     block_tokens: int
@@ -255,6 +256,7 @@ class Lodestar:
     rng: np.random.Generator
     first: LMetric = field(default_factory=LMetric)
     saturated: float = 0.8
+    explored: float = 0.1  # share of the requests
     every: int = 1_000
     buffer: int = 5_000
     recent: deque[tuple[Column, float]] = field(default_factory=deque)  # (state, seconds)
@@ -268,11 +270,13 @@ class Lodestar:
         if self.model is None:
             return self.first.choose(request, candidates)
         ttft = self.model.predicted(states)
+        rows: Sequence[int] = range(len(ttft))
         if candidates.kv_usage.mean() > self.saturated:
             blocks = request.prompts[self.block_tokens][0].block_keys
-            few = hashed(blocks[0] if blocks else 0, len(ttft))
-            return chosen(candidates, min(few, key=lambda row: float(ttft[row])))
-        return chosen(candidates, int(ttft.argmin()))
+            rows = hashed(blocks[0] if blocks else 0, len(ttft))
+        if self.rng.random() < self.explored:
+            return chosen(candidates, rows[int(self.rng.integers(len(rows)))])
+        return chosen(candidates, min(rows, key=lambda row: float(ttft[row])))
 
     def _described(self, request: LLMRequest, candidates: Candidates) -> Columns:
         new, prompt = _new_tokens(request, candidates), float(request.num_prompt_tokens)
@@ -307,7 +311,7 @@ class Lodestar:
         self.num_learned += 1
         if self.num_learned % self.every == 0:
             answers = [*self.recent, *self.replay]
-            self.model = self.model or Perceptron(len(state), self.rng)
+            self.model = Perceptron(len(state), self.rng)
             states = np.array([state for state, _ in answers])
             self.model.train(states, np.array([seconds for _, seconds in answers]))
 
@@ -348,7 +352,7 @@ class Perceptron:
     def _scaled(self, inputs: Columns) -> Columns:
         return ((inputs - self._mean) / self._scale).astype(np.float32)
 
-    def train(self, inputs: Columns, targets: Column, epochs: int = 3, batch: int = 256) -> None:
+    def train(self, inputs: Columns, targets: Column, epochs: int = 50, batch: int = 256) -> None:
         """Learn the targets of all rows."""
         self._mean, self._scale = inputs.mean(axis=0), inputs.std(axis=0) + 1e-6
         self._unit = float(targets.std()) or 1.0

@@ -69,6 +69,8 @@ class Processes:
         """Return what the function makes of each, in their order."""
         if self._number == 1:
             return [function(one) for one in self._told(given, what, len(given))]
+        # Each has one core: threads of its matrix products would only wait for each other.
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         # Not forked: a progress display has a thread.
         with ProcessPoolExecutor(self._number, get_context("spawn")) as pool:
             futures = [pool.submit(function, one) for one in given]
