@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from inferway_structured.bodies import WANTED, read_specs
 from inferway_structured.counts import merged
 from inferway_structured.errors import (
     BodyTooLargeError,
@@ -22,6 +21,7 @@ from inferway_structured.errors import (
     InvalidRequestError,
     SaturatedError,
 )
+from inferway_structured.requests import WANTED, read_specs
 from inferway_structured.spec import OutputConstraint, fields_of, json_type
 from inferway_structured.turns import ANYBODY, TokenBucket
 from inferway_structured.vllm.asgi import Receive, Scope, Send, answer_error, answer_json, read_body

@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from inferway_structured.answers import AnswerJudge
 from inferway_structured.errors import InferwayError, InvalidRequestError, SpecError
-from inferway_structured.guided import in_vllms_words
 from inferway_structured.report import UNENFORCED_HEADER, VALID_HEADER, in_request, named, validity
-from inferway_structured.requests import FIELDS, key_of_body, parse_constraints
+from inferway_structured.requests import FIELDS, in_vllms_words, key_of_body, parse_constraints
 from inferway_structured.spec import OutputConstraint
 from inferway_structured.texts import MAX_CHARS
 from inferway_structured.turns import ANYBODY
