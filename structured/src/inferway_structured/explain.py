@@ -28,6 +28,7 @@ from inferway_structured.spec import Kind, OutputConstraint, Spec
 from inferway_structured.validate.keywords import ANNOTATIONS, ASSERTIONS
 from inferway_structured.validate.limits import SpecLimits
 from inferway_structured.validate.schema_walk import Subschema, graph
+from inferway_structured.validate.schemas import nesting
 
 MAX_LISTED = 1000
 
@@ -152,7 +153,7 @@ def _used(
     if spec.kind is Kind.GRAMMAR:
         used["bytes"] = (used["bytes"][0], limits.max_grammar_bytes)
     if isinstance(schema, dict):
-        used["nesting"] = (_nesting(schema), limits.max_nesting)
+        used["nesting"] = (nesting(schema, limits.max_bytes), limits.max_nesting)
         used |= _used_by([node.schema for node in nodes], limits)
     return {what: {"used": number, "most": most} for what, (number, most) in used.items()}
 
@@ -172,17 +173,3 @@ def _used_by(schemas: Sequence[dict[str, Any]], limits: SpecLimits) -> dict[str,
         "branches": (max(branches, default=0), limits.max_branches),
         "patterns": (patterns + sum(sizes("patternProperties")), limits.max_patterns),
     }
-
-
-def _nesting(value: Any) -> int:
-    """Objects and arrays inside each other."""
-    level, depth = [value], 0
-    while level:
-        depth += 1
-        level = [
-            child
-            for item in level
-            for child in (item.values() if isinstance(item, dict) else item)
-            if isinstance(child, dict | list)
-        ]
-    return depth

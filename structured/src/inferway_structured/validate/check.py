@@ -42,7 +42,10 @@ def check(spec: Spec, limits: SpecLimits = DEFAULT) -> None:
         case Kind.REGEX:
             _check_regex(spec.text, limits)
         case Kind.CHOICE:
-            _check_choice(spec, limits)
+            num = len(json.loads(spec.text))
+            if num > limits.max_choices:
+                words = f"{num} choices, at most {limits.max_choices}"
+                raise SpecError(words, keyword="choice")
         case Kind.GRAMMAR:
             check_grammar(spec.text, limits)
         case Kind.STRUCTURAL_TAG:
@@ -74,12 +77,6 @@ def _check_regex(text: str, limits: SpecLimits, before: str = "") -> None:
     if fault is not None:
         words = f"{before}not a regular expression that can be followed: {fault}"
         raise SpecError(words, keyword="regex")
-
-
-def _check_choice(spec: Spec, limits: SpecLimits) -> None:
-    choices = json.loads(spec.text)
-    if len(choices) > limits.max_choices:
-        raise SpecError(f"{len(choices)} choices, at most {limits.max_choices}", keyword="choice")
 
 
 def check_grammar(text: str, limits: SpecLimits) -> None:
