@@ -18,7 +18,7 @@ schema in which the keyword stands.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from inferway_structured.compile.cost import estimated_seconds
@@ -107,7 +107,10 @@ def _keywords(
         mentioned[refused["place"], refused["keyword"]] = "refused"
     backend = found.backend if found is not None else None
     listed = []
-    for place, keyword in _occurrences(spec, nodes):
+    occurring = [(node.place, keyword) for node in nodes for keyword in node.schema]
+    if spec.kind is not Kind.JSON:
+        occurring.insert(0, ("", spec.kind.value))
+    for place, keyword in occurring:
         word = _taken(mentioned, place, keyword) or _default(spec, keyword, backend)
         listed.append(_entry(place, keyword, word, backend))
     # What stands where no keyword makes a schema, or was made of several keywords.
@@ -117,14 +120,6 @@ def _keywords(
         if keyword is not None
     ]
     return listed
-
-
-def _occurrences(spec: Spec, nodes: Sequence[Subschema]) -> Iterator[tuple[str, str]]:
-    if spec.kind is not Kind.JSON:
-        yield "", spec.kind.value
-    for node in nodes:
-        place = node.place
-        yield from ((place, keyword) for keyword in node.schema)
 
 
 def _taken(mentioned: Mentioned, place: str, keyword: str) -> str | None:

@@ -64,14 +64,6 @@ class Graph:
     references: dict[tuple[str, str], None]  # the keyword, what it says
     dangling: list[tuple[Subschema, str, str]]  # the schema, the keyword, what it says
     is_tree: bool
-    _circles: list[list[Subschema]] | None = None  # once they were asked for
-
-    @property
-    def circles(self) -> list[list[Subschema]]:
-        """Strongly connected parts of what leads to others, those that others lead to first."""
-        if self._circles is None:
-            self._circles = list(_circles(self.nodes))
-        return self._circles
 
     def __enter__(self) -> Self:
         return self
@@ -243,7 +235,7 @@ def longest_path(found: Graph) -> int:
     whoever follows references by recursion may get. Exact without circles; a circle counts with all
     its nodes, and with those of its parts that no keyword leads to."""
     lengths: dict[int, int] = {}
-    for circle in found.circles:
+    for circle in _circles(found.nodes):
         onward = 0
         for node in circle:
             for _, child in (*node.here, *node.below):
@@ -255,7 +247,8 @@ def longest_path(found: Graph) -> int:
 
 
 def _circles(nodes: list[Subschema]) -> Iterator[list[Subschema]]:
-    """Tarjan's, without recursion. What leads nowhere is left out: most are so."""
+    """Yield the strongly connected parts of what leads to others, those that others lead to first:
+    Tarjan's, without recursion. What leads nowhere is left out: most are so."""
     index: dict[int, int] = {}
     low: dict[int, int] = {}
     open_: dict[int, Subschema] = {}

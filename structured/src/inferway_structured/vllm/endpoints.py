@@ -87,16 +87,14 @@ class Endpoints:
         await self._front.verdicts.examine(asked, compiles=False)
         self._num_warming += 1
         try:
-            told = [await self._tell(state, each) for each in asked]
+            told = []
+            for spec in [each.spec for each in asked]:
+                (core,) = await ask_cores(state.engine_client, "warm", fields_of(spec))
+                told.append({"key": spec.key, **core})
         finally:
             self._num_warming -= 1
         first = told[0]
         return (202 if all(each["accepted"] for each in told) else 429), {**first, "specs": told}
-
-    async def _tell(self, state: Any, asked: OutputConstraint) -> dict[str, Any]:
-        spec = asked.spec
-        (told,) = await ask_cores(state.engine_client, "warm", fields_of(spec))
-        return {"key": spec.key, **told}
 
     async def _stats(self, state: Any, body: bytes) -> tuple[int, dict[str, Any]]:
         del body
