@@ -52,13 +52,8 @@ class Conversation:
         self._socket = parents
         self._limits = limits
         self._deadline = 0.0
-        self._ready = False
+        self.is_ready = False  # the child has said so
         self.usable = True  # for another job
-
-    @property
-    def is_ready(self) -> bool:
-        """True if the child has said that it is ready."""
-        return self._ready
 
     def do(self, function: str, argument: bytes) -> bytes:
         """Return the job's result. Raises JobKilledError, JobFailedError or SandboxError; `usable`
@@ -127,7 +122,7 @@ class Conversation:
 
     def wait_until_ready(self) -> None:
         """Wait until the child is prepared and its limits hold. Raises SandboxError."""
-        if self._ready:
+        if self.is_ready:
             return
         try:
             outcome, _, why = self._receive(time.monotonic() + START_SECONDS)
@@ -135,7 +130,7 @@ class Conversation:
             raise SandboxError(f"the helper process does not start: {type(e).__name__}") from e
         if outcome != Outcome.READY:
             raise SandboxError(f"the helper process does not start: {why.decode()}")
-        self._ready = True
+        self.is_ready = True
 
     def close(self) -> None:
         self._socket.close()

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from inferway_structured.backends.schemas.nodes import parsed
@@ -125,7 +127,8 @@ def _check_tag(tag: dict[str, Any], limits: SpecLimits) -> None:
     """Each shape in it; `structures` and `triggers` themselves were read before (spec.py)."""
     check_nesting(tag, limits, _TAG_WRAPPERS)
     for i, structure in enumerate(tag.get("structures", ())):
-        _within(["structures", i, "schema"], structure["schema"], limits)
+        with _within(["structures", i, "schema"]):
+            check_schema(structure["schema"], limits)
     waiting: list[tuple[list[str | int], Any]] = [(["format"], tag.get("format"))]
     while waiting:
         steps, item = waiting.pop()
@@ -152,27 +155,26 @@ def _check_format(steps: list[str | int], item: dict[str, Any], limits: SpecLimi
     value = item.get(name)
     place = [*steps, name]
     if kind == "json_schema" and isinstance(value, dict | bool):
-        _within(place, value, limits)
+        with _within(place):
+            check_schema(value, limits)
         return
     if kind == "json_schema" or not isinstance(value, str):
         raise SpecError(f"{pointer(place)}: is missing or of another type", place=pointer(place))
-    try:
+    with _within(place):
         if kind == "regex":
             _check_regex(value, limits)
         else:
             check_grammar(value, limits)
-    except SpecError as e:
-        raise _moved(e, pointer(place)) from None
 
 
-def _within(steps: list[str | int], schema: Any, limits: SpecLimits) -> None:
+@contextmanager
+def _within(steps: list[str | int]) -> Iterator[None]:
+    """Have what is refused in there say its place in the whole."""
     try:
-        check_schema(schema, limits)
+        yield
     except SpecError as e:
-        raise _moved(e, pointer(steps)) from None
-
-
-def _moved(error: SpecError, place: str) -> SpecError:
-    words = str(error)
-    joint = "" if error.place and words.startswith(error.place) else ": "
-    return SpecError(f"{place}{joint}{words}", place=place + error.place, keyword=error.keyword)
+        place, words = pointer(steps), str(e)
+        joint = "" if e.place and words.startswith(e.place) else ": "
+        raise SpecError(
+            f"{place}{joint}{words}", place=place + e.place, keyword=e.keyword
+        ) from None
