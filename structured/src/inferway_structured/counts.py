@@ -90,7 +90,7 @@ class Seconds:
 
 
 class Counts:
-    """The counters of one process. The CompilationManager counts `requests` to `waiting_builds` and
+    """The counters of one process. `Compilations` counts `requests` to `waiting_builds` and
     `compile_wall_seconds`, the verdict service `refusals` and `answers`, the engine's plugin the
     others."""
 

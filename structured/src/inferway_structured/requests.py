@@ -60,7 +60,7 @@ GUIDED = {
     "structural_tag": "structural_tag",
 }
 
-# All that `asked` reads; a body without any of them asks for nothing.
+# All that `parse_constraints` reads; a body without any of them asks for nothing.
 FIELDS = frozenset(
     {
         *("response_format", "structured_outputs", *GUIDED),

@@ -1,7 +1,7 @@
 """The shape that an answer must have, as one value, whichever way it was asked for.
 
-`requests.asked` reads it from a request's body, `from_vllm` from what vLLM made of one; both give
-the same spec, so that what a gateway has seen is found again in an engine.
+`requests.parse_constraints` reads it from a request's body, `from_vllm` from what vLLM made of one;
+both give the same spec, so that what a gateway has seen is found again in an engine.
 
 Text is canonical: JSON without blanks, a schema without what only describes and with its keywords
 in one order, all else in the order given, a name that comes twice once (the last value counts, as
