@@ -25,7 +25,7 @@ LIBRARIES = {
     *("vllm", "torch", "transformers", "xgrammar", "starlette", "prometheus_client"),
 }
 PURE = [
-    *("spec", "requests", "lax", "decoding", "report", "guided", "sse", "bodies", "answers"),
+    *("spec", "requests", "lax", "decoding", "report", "sse", "answers"),
     *("texts", "explain", "compile.cost"),
     *(
         f"validate.{name}"

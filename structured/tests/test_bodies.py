@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from inferway_structured.bodies import read_specs
 from inferway_structured.errors import InvalidRequestError, SpecError
+from inferway_structured.requests import read_specs
 from inferway_structured.spec import Kind, Options, OutputConstraint, Spec
 
 FORM = {

@@ -99,7 +99,7 @@ def test_who_leaves_before_the_child_has_begun_has_his_job_dropped(make: MakeMan
     manager = make(text_jobs(), limits=limits(num_threads=1))
     running = manager.compile(spec("spin"))
     left = manager.compile(spec("upper"))
-    wait_until(lambda: manager._trials.helper.num_open == 2)  # type: ignore[union-attr]
+    wait_until(lambda: manager._child.num_open == 2)  # type: ignore[union-attr]
 
     assert left.cancel()
 

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferway_structured.errors import SpecError
-from inferway_structured.guided import GUIDED
-from inferway_structured.requests import FIELDS, OPTIONAL_FIELDS, parse_constraints
+from inferway_structured.requests import FIELDS, GUIDED, OPTIONAL_FIELDS, parse_constraints
 from inferway_structured.spec import Kind, Options, OutputConstraint, Spec
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"

@@ -26,7 +26,7 @@ _VALID = {b"true": True, b"false": False}
 
 class AnswerJudge:
     """Reads one answer, without I/O: its caller sends what it returns, and has what was said judged
-    (`verdicts.Verdicts.keeps`)."""
+    (`verdicts.Verdicts.is_valid`)."""
 
     __slots__ = (
         "_count", "_held", "_max_bytes", "_max_chars", "_reports", "_size", "_texts", "holds_all",

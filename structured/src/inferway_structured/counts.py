@@ -90,17 +90,12 @@ class Seconds:
 
 
 class Counts:
-    """The counters of one process. The CompilationManager counts `requests` to `waiting_builds` and
+    """The counters of one process. `Compilations` counts `requests` to `waiting_builds` and
     `compile_wall_seconds`, the verdict service `refusals` and `answers`, the engine's plugin the
     others."""
 
     def __init__(self) -> None:
         self.all: dict[str, Numbers | Seconds] = {}  # by the names of their families
-        self._add_compiles()
-        self._add_answers()
-        self._add_times()
-
-    def _add_compiles(self) -> None:
         counter, gauge = partial(self._numbers, "counter"), partial(self._numbers, "gauge")
         self.requests = counter(
             "requests",
@@ -140,9 +135,6 @@ class Counts:
         )
         self.held_specs = gauge("held_specs", "Compiled shapes in memory.")
         self.waiting_builds = gauge("waiting_builds", "Compilations that have not begun.")
-
-    def _add_answers(self) -> None:
-        counter = partial(self._numbers, "counter")
         self.forced_tokens = counter(
             "forced_tokens", "Tokens that the grammar determined, proposed as drafts."
         )
@@ -156,25 +148,22 @@ class Counts:
             "Finished answers, by whether they have their shape: true, false or unknown.",
             "valid",
         )
-
-    def _add_times(self) -> None:
-        seconds = self._seconds
-        self.compile_wall_seconds = seconds(
+        self.compile_wall_seconds = self._seconds(
             "compile_wall_seconds",
             "Seconds of a compilation from its begin to its end.",
             COMPILE_BUCKETS,
         )
-        self.compile_waited_seconds = seconds(
+        self.compile_waited_seconds = self._seconds(
             "compile_waited_seconds",
             "Seconds that a request waited for its grammar.",
             COMPILE_BUCKETS,
         )
-        self.compile_hidden_seconds = seconds(
+        self.compile_hidden_seconds = self._seconds(
             "compile_hidden_seconds",
             "Seconds of a request's wait for its grammar in which its prompt was computed.",
             COMPILE_BUCKETS,
         )
-        self.mask_fill_seconds = seconds(
+        self.mask_fill_seconds = self._seconds(
             "mask_fill_seconds", "Seconds to fill all masks of a step.", STEP_BUCKETS
         )
 

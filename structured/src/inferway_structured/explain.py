@@ -18,7 +18,7 @@ schema in which the keyword stands.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from inferway_structured.compile.cost import estimated_seconds
@@ -28,6 +28,7 @@ from inferway_structured.spec import Kind, OutputConstraint, Spec
 from inferway_structured.validate.keywords import ANNOTATIONS, ASSERTIONS
 from inferway_structured.validate.limits import SpecLimits
 from inferway_structured.validate.schema_walk import Subschema, graph
+from inferway_structured.validate.schemas import nesting
 
 MAX_LISTED = 1000
 
@@ -106,7 +107,10 @@ def _keywords(
         mentioned[refused["place"], refused["keyword"]] = "refused"
     backend = found.backend if found is not None else None
     listed = []
-    for place, keyword in _occurrences(spec, nodes):
+    occurring = [(node.place, keyword) for node in nodes for keyword in node.schema]
+    if spec.kind is not Kind.JSON:
+        occurring.insert(0, ("", spec.kind.value))
+    for place, keyword in occurring:
         word = _taken(mentioned, place, keyword) or _default(spec, keyword, backend)
         listed.append(_entry(place, keyword, word, backend))
     # What stands where no keyword makes a schema, or was made of several keywords.
@@ -116,14 +120,6 @@ def _keywords(
         if keyword is not None
     ]
     return listed
-
-
-def _occurrences(spec: Spec, nodes: Sequence[Subschema]) -> Iterator[tuple[str, str]]:
-    if spec.kind is not Kind.JSON:
-        yield "", spec.kind.value
-    for node in nodes:
-        place = node.place
-        yield from ((place, keyword) for keyword in node.schema)
 
 
 def _taken(mentioned: Mentioned, place: str, keyword: str) -> str | None:
@@ -152,7 +148,7 @@ def _used(
     if spec.kind is Kind.GRAMMAR:
         used["bytes"] = (used["bytes"][0], limits.max_grammar_bytes)
     if isinstance(schema, dict):
-        used["nesting"] = (_nesting(schema), limits.max_nesting)
+        used["nesting"] = (nesting(schema, limits.max_bytes), limits.max_nesting)
         used |= _used_by([node.schema for node in nodes], limits)
     return {what: {"used": number, "most": most} for what, (number, most) in used.items()}
 
@@ -172,17 +168,3 @@ def _used_by(schemas: Sequence[dict[str, Any]], limits: SpecLimits) -> dict[str,
         "branches": (max(branches, default=0), limits.max_branches),
         "patterns": (patterns + sum(sizes("patternProperties")), limits.max_patterns),
     }
-
-
-def _nesting(value: Any) -> int:
-    """Objects and arrays inside each other."""
-    level, depth = [value], 0
-    while level:
-        depth += 1
-        level = [
-            child
-            for item in level
-            for child in (item.values() if isinstance(item, dict) else item)
-            if isinstance(child, dict | list)
-        ]
-    return depth

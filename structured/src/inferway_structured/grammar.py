@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+from inferway_structured.errors import SpecError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,6 +36,23 @@ class Verdict:
     backend: str  # which library keeps it
     unenforced: Sequence[Unenforced] = ()
     compile_seconds: float = 0.0  # about (`cost.estimated_seconds`)
+
+
+def told(found: Verdict | SpecError) -> Any:
+    """Return a verdict, or what a spec is refused for, as values of JSON, for `found_in`."""
+    if isinstance(found, SpecError):
+        return {"refused": [str(found), found.place, found.keyword]}
+    left = [(each.place, each.keyword) for each in found.unenforced]
+    return [found.backend, left, found.compile_seconds]
+
+
+def found_in(told: Any) -> Verdict | SpecError:
+    """Return what `told` has spelled out. Raises ValueError, KeyError or TypeError."""
+    if isinstance(told, dict):
+        words, place, keyword = told["refused"]
+        return SpecError(words, place=place, keyword=keyword)
+    backend, left, seconds = told
+    return Verdict(backend, [Unenforced(*each) for each in left], seconds)
 
 
 class Grammar(Protocol):

@@ -1,6 +1,6 @@
 """A request's body -> what shape it asks of the answer, in every way that vLLM can be asked.
 
-chat         response_format, structured_outputs, guided_* (guided.py), tools
+chat         response_format, structured_outputs, guided_*, tools
 completions  response_format, structured_outputs, guided_*
 responses    text.format, structured_outputs, tools
 messages     Anthropic's: output_config.format, tools
@@ -11,34 +11,56 @@ What counts, if several are given, is vLLM 0.32's choice: a `response_format` be
 call that is required before both, and guided_* if there is nothing else. Beam search keeps none.
 A tool's arguments are asked for when a call is required or named, or its `strict` is true
 (parser/abstract_parser.py `_apply_structural_tag`).
+
+`guided_json` and its kind are how vLLM up to 0.11 was asked for a shape. Since 0.12 it ignores them
+(entrypoints/serve/engine/protocol.py `_REMOVED_GUIDED_FIELDS`), so that its engines enforce what
+they ask for only if they are told so in the words of today: `structured_outputs`. What cannot be
+kept of them is left out: no such field is a reason to refuse what an engine answers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import msgspec
 
-from inferway_structured.errors import SpecError
-from inferway_structured.guided import GUIDED, WHITESPACE, guided
+from inferway_structured.errors import InvalidRequestError, SpecError
 from inferway_structured.spec import (
     ANY_ARGUMENTS,
+    MAKERS,
+    Kind,
+    Options,
     OutputConstraint,
     TooLongError,
     flag,
     from_fields,
     json_object_spec,
     json_spec,
+    json_type,
     structural_tag_spec,
     unexpected,
+    whitespace_of,
 )
 
 Fields = Mapping[str, Any]
 Reader = Callable[[Fields], Iterator[OutputConstraint]]
 
-# All that `asked` reads; a body without any of them asks for nothing.
+WHITESPACE = "guided_whitespace_pattern"
+
+# By their names in `structured_outputs`.
+GUIDED = {
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+    "guided_json_object": "json_object",
+    "structural_tag": "structural_tag",
+}
+
+# All that `parse_constraints` reads; a body without any of them asks for nothing.
 FIELDS = frozenset(
     {
         *("response_format", "structured_outputs", *GUIDED),
@@ -124,7 +146,7 @@ def _text(fields: Fields) -> Iterator[OutputConstraint]:
         kept = over if kept is None else _laid_over(over, kept)
     if kept is not None:
         yield kept
-    yield from guided(fields, "" if kept is None else kept.place)
+    yield from _guided(fields, "" if kept is None else kept.place)
 
 
 def _laid_over(over: OutputConstraint, base: OutputConstraint) -> OutputConstraint:
@@ -140,21 +162,26 @@ def _laid_over(over: OutputConstraint, base: OutputConstraint) -> OutputConstrai
 
 def _response_format(form: Fields) -> OutputConstraint | None:
     place = "response_format"
+    if form.get("type") == "structural_tag":
+        return OutputConstraint(structural_tag_spec(form, place), place)
+    allowed = "text, json_object, json_schema or structural_tag"
+    return _format(form, place, allowed, f"{place}/json_schema")
+
+
+def _format(form: Fields, place: str, allowed: str, where: str) -> OutputConstraint | None:
+    """Return what chat's `response_format` or the Responses API's `text.format` asks for; the
+    schema stands at `where`."""
     match form.get("type"):
         case "text":
             return None
         case "json_object":
             return OutputConstraint(json_object_spec(True, place), place)
         case "json_schema":
-            given = _object(form, "json_schema", place)
+            given = form if where == place else _object(form, "json_schema", place)
             if given is None:
-                raise SpecError(f"{place}/json_schema: is missing", param=f"{place}/json_schema")
-            where = f"{place}/json_schema"
+                raise SpecError(f"{where}: is missing", param=where)
             return _schema(given, "schema", where)
-        case "structural_tag":
-            return OutputConstraint(structural_tag_spec(form, place), place)
         case other:
-            allowed = "text, json_object, json_schema or structural_tag"
             raise _unknown(other, allowed, f"{place}/type")
 
 
@@ -167,9 +194,10 @@ def _schema(fields: Fields, name: str, place: str) -> OutputConstraint:
     return OutputConstraint(json_spec(fields[name], where), where, flag(fields, "strict", place))
 
 
-def _structured_outputs(fields: Fields) -> OutputConstraint | None:
-    given = _object(fields, "structured_outputs")
-    return None if given is None else OutputConstraint(*from_fields(given, "structured_outputs"))
+def _structured_outputs(fields: Fields, place: str = "") -> OutputConstraint | None:
+    given = _object(fields, "structured_outputs", place)
+    where = f"{place}/structured_outputs".lstrip("/")
+    return None if given is None else OutputConstraint(*from_fields(given, where))
 
 
 def _responses(fields: Fields) -> Iterator[OutputConstraint]:
@@ -177,32 +205,19 @@ def _responses(fields: Fields) -> Iterator[OutputConstraint]:
     calls = list(_tool_calls(fields, choice, _responses_tools))
     if not (choice.required and calls):
         text = _object(fields, "text")
-        form = None if text is None else _object(text, "format", "text")
-        base = None if form is not None else _structured_outputs(fields)
-        if form is not None:
-            yield from _text_format(form, fields)
-        elif base is not None:
-            yield base
-        instead = "text/format" if form is not None else "" if base is None else base.place
-        yield from guided(fields, instead)
+        form, place = None if text is None else _object(text, "format", "text"), "text/format"
+        if form is None:
+            kept = _structured_outputs(fields)
+            place = "" if kept is None else kept.place
+        elif fields.get("structured_outputs") is not None:
+            words = f"structured_outputs beside {place}: leave one out"
+            raise SpecError(words, param="structured_outputs")
+        else:
+            kept = _format(form, place, "text, json_object or json_schema", place)
+        if kept is not None:
+            yield kept
+        yield from _guided(fields, place)
     yield from calls
-
-
-def _text_format(form: Fields, fields: Fields) -> Iterator[OutputConstraint]:
-    if fields.get("structured_outputs") is not None:
-        raise SpecError(
-            "structured_outputs beside text/format: leave one out", param="structured_outputs"
-        )
-    place = "text/format"
-    match form.get("type"):
-        case "text":
-            return
-        case "json_object":
-            yield OutputConstraint(json_object_spec(True, place), place)
-        case "json_schema":
-            yield _schema(form, "schema", place)
-        case other:
-            raise _unknown(other, "text, json_object or json_schema", f"{place}/type")
 
 
 def _messages(fields: Fields) -> Iterator[OutputConstraint]:
@@ -218,10 +233,9 @@ def _messages(fields: Fields) -> Iterator[OutputConstraint]:
 
 def _generate(fields: Fields) -> Iterator[OutputConstraint]:
     params = _object(fields, "sampling_params")
-    place = "structured_outputs"
-    given = None if params is None else _object(params, place, "sampling_params")
-    if given is not None:
-        yield OutputConstraint(*from_fields(given, f"sampling_params/{place}"))
+    asked = None if params is None else _structured_outputs(params, "sampling_params")
+    if asked is not None:
+        yield asked
 
 
 _READERS: tuple[tuple[str, Reader], ...] = (
@@ -233,6 +247,49 @@ _READERS: tuple[tuple[str, Reader], ...] = (
     ("/generate", _generate),
 )
 _WITH_BEAMS = (_chat, _text)
+
+
+def _guided(fields: Fields, instead: str = "") -> list[OutputConstraint]:
+    """Return the shapes that these fields ask for. None of them is kept if several are given, or
+    where `instead` asks for the text's shape."""
+    # Up to vLLM 0.11: false is absent there.
+    given = [
+        name for name in GUIDED if (value := fields.get(name)) is not None and value is not False
+    ]
+    if len(given) > 1 and not instead:
+        return [_free(name, f"{' and '.join(given)}: only one can be kept") for name in given]
+    if instead:
+        return [_free(name, f"{name}: {instead} is kept instead") for name in given]
+    return [_guided_by(fields, name) for name in given]
+
+
+def _guided_by(fields: Fields, name: str) -> OutputConstraint:
+    try:
+        options = Options(whitespace_pattern=whitespace_of(fields, WHITESPACE, ""))
+        return OutputConstraint(
+            MAKERS[GUIDED[name]](fields[name], name, options), name, ignored=True
+        )
+    except SpecError as e:
+        return _free(name, e)
+
+
+def _free(name: str, why: object) -> OutputConstraint:
+    return OutputConstraint(ANY_ARGUMENTS, name, ignored=True).freed(why)
+
+
+def in_vllms_words(fields: Fields, asked: Sequence[OutputConstraint]) -> dict[str, Any] | None:
+    """Return the same request with `structured_outputs`; None if none of these fields is kept."""
+    name = next((each.place for each in asked if each.ignored and not each.free), None)
+    if name is None:
+        return None
+    value = fields[name]
+    if name == "structural_tag" and not isinstance(value, str):
+        value = json.dumps(value)  # vLLM takes its text alone
+    outputs = {GUIDED[name]: value}
+    if fields.get(WHITESPACE) is not None:
+        outputs["whitespace_pattern"] = fields[WHITESPACE]
+    kept = {key: each for key, each in fields.items() if key not in (*GUIDED, WHITESPACE)}
+    return {**kept, "structured_outputs": outputs}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -366,12 +423,11 @@ def _chat_tools(tool: Fields, place: str) -> Iterator[_Tool]:
     yield _function(function, f"{place}/function")
 
 
-def _function(function: Fields, place: str) -> _Tool:
+def _function(function: Fields, place: str, schema: str = "parameters") -> _Tool:
     name = function.get("name")
     if not isinstance(name, str):
         raise unexpected("a string", name, f"{place}/name")
-    strict = flag(function, "strict", place)
-    return _Tool(name, strict, function.get("parameters"), f"{place}/parameters")
+    return _Tool(name, flag(function, "strict", place), function.get(schema), f"{place}/{schema}")
 
 
 def _responses_tools(tool: Fields, place: str) -> Iterator[_Tool]:
@@ -407,10 +463,7 @@ def _anthropic_tools(tool: Fields, place: str) -> Iterator[_Tool]:
     schema = tool["input_schema"]
     if isinstance(schema, dict) and "type" not in schema:
         schema = {**schema, "type": "object"}  # as vLLM does
-    name = tool.get("name")
-    if not isinstance(name, str):
-        raise unexpected("a string", name, f"{place}/name")
-    yield _Tool(name, flag(tool, "strict", place), schema, f"{place}/input_schema")
+    yield _function(tool, place, "input_schema")._replace(schema=schema)
 
 
 def _object(fields: Fields, name: str, place: str = "") -> Fields | None:
@@ -424,3 +477,47 @@ def _object(fields: Fields, name: str, place: str = "") -> Fields | None:
 def _unknown(value: object, allowed: str, place: str) -> SpecError:
     shown = repr(value) if isinstance(value, str) and len(value) < 40 else "something else"
     return SpecError(f"{place}: expected {allowed}, got {shown}", param=place)
+
+
+WANTED = (
+    "send an object with a `kind` and a `text`, or the fields of a request that ask for a shape, "
+    "for example `response_format`"
+)
+
+
+def read_specs(fields: Fields) -> list[OutputConstraint]:
+    """Return the specs of a body of /v1/structured/{explain,warm}, at least one: it is a request
+    of /v1/chat/completions or /v1/responses, or of the path that a `path` beside it names, or the
+    fields of one that ask for a shape; or `{"kind": "regex", "text": "[a-z]+", "options": {...},
+    "strict": true}`. What else is in it does not matter. Raises InvalidRequestError if it asks for
+    none, SpecError for what cannot be read."""
+    if "kind" in fields:
+        return [_spelled_out(fields)]
+    is_response = "input" in fields or "text" in fields
+    path = fields.get("path", "/v1/responses" if is_response else "/v1/chat/completions")
+    asked = parse_constraints(path, fields) if isinstance(path, str) else []
+    if not asked:
+        raise InvalidRequestError(f"the body asks for no shape; {WANTED}")
+    return asked
+
+
+def _spelled_out(fields: Fields) -> OutputConstraint:
+    kind, text, options = fields["kind"], fields.get("text", ""), fields.get("options") or {}
+    if kind not in list(Kind):
+        got = repr(kind[:40]) if isinstance(kind, str) else json_type(kind)
+        words = f"kind: expected one of {', '.join(Kind)}, got {got}"
+        raise InvalidRequestError(words, param="kind")
+    if not isinstance(text, str):
+        raise InvalidRequestError(f"text: expected a string, got {json_type(text)}", param="text")
+    if not isinstance(options, dict) or not set(options) <= set(Options.__slots__):
+        names = ", ".join(Options.__slots__)
+        words = f"options: expected an object with no other keys than {names}"
+        raise InvalidRequestError(words, param="options")
+    try:
+        given = msgspec.convert(options, Options)
+    except msgspec.ValidationError as e:
+        raise InvalidRequestError(f"options: {e}", param="options") from None
+    value: object = True if kind == Kind.JSON_OBJECT else text  # read as in a request
+    return OutputConstraint(
+        MAKERS[kind](value, "text", given), "text", fields.get("strict") is True
+    )

@@ -1,7 +1,7 @@
 """The shape that an answer must have, as one value, whichever way it was asked for.
 
-`requests.asked` reads it from a request's body, `from_vllm` from what vLLM made of one; both give
-the same spec, so that what a gateway has seen is found again in an engine.
+`requests.parse_constraints` reads it from a request's body, `from_vllm` from what vLLM made of one;
+both give the same spec, so that what a gateway has seen is found again in an engine.
 
 Text is canonical: JSON without blanks, a schema without what only describes and with its keywords
 in one order, all else in the order given, a name that comes twice once (the last value counts, as
@@ -425,7 +425,9 @@ def parsed(text: str, place: str, most: int = MAX_TEXT_BYTES) -> object:
     except RecursionError:
         raise _too_deep(place) from None
     except ValueError as e:  # a number of more digits than Python reads, or no number
-        raise SpecError(f"{place}: not valid JSON: {_number_words(e)}", param=place) from None
+        is_constant = len(str(e)) < 10
+        why = f"{e} is no number in JSON" if is_constant else "a number has too many digits"
+        raise SpecError(f"{place}: not valid JSON: {why}", param=place) from None
 
 
 def canonical(value: object, place: str, most: int = MAX_TEXT_BYTES) -> str:
@@ -522,11 +524,6 @@ def _too_deep(place: str) -> SpecError:
 
 def _no_constant(name: str) -> NoReturn:
     raise ValueError(name)
-
-
-def _number_words(error: ValueError) -> str:
-    text = str(error)
-    return f"{text} is no number in JSON" if len(text) < 10 else "a number has too many digits"
 
 
 def fields_of(spec: Spec) -> dict[str, object]:

@@ -16,7 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from inferway_structured.errors import SpecError
-from inferway_structured.grammar import Unenforced, Verdict
+from inferway_structured.grammar import Verdict, found_in, told
 
 log = logging.getLogger("inferway.structured")
 
@@ -49,14 +49,14 @@ class VerdictStore:
                 rows = db.execute(
                     "SELECT key, found FROM verdicts ORDER BY seen DESC LIMIT ?", (most,)
                 ).fetchall()
-            return [(key, _read(found)) for key, found in reversed(rows)]
+            return [(key, found_in(json.loads(found))) for key, found in reversed(rows)]
         except (sqlite3.Error, OSError, ValueError, KeyError, TypeError) as e:
             self._fail(e)
             return []
 
     def put(self, key: str, found: Verdict | SpecError) -> None:
         """Keep a verdict. Takes some milliseconds."""
-        text = _written(found)
+        text = json.dumps(told(found))
         if len(text) > _MAX_ROW_BYTES:
             return
         try:
@@ -110,19 +110,3 @@ def _version(library: str) -> str:
         return f"{library}={version(library)}"
     except PackageNotFoundError:
         return f"{library}=none"
-
-
-def _written(found: Verdict | SpecError) -> str:
-    if isinstance(found, SpecError):
-        return json.dumps({"refused": [str(found), found.place, found.keyword]})
-    left = [(each.place, each.keyword) for each in found.unenforced]
-    return json.dumps([found.backend, left, found.compile_seconds])
-
-
-def _read(text: str) -> Verdict | SpecError:
-    found = json.loads(text)
-    if isinstance(found, dict):
-        words, place, keyword = found["refused"]
-        return SpecError(words, place=place, keyword=keyword)
-    backend, left, seconds = found
-    return Verdict(backend, [Unenforced(*each) for each in left], seconds)

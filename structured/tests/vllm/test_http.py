@@ -14,7 +14,7 @@ import pytest
 from structured.tests.patient import PATIENT
 from tests.engines.hostile_shapes import BAD
 
-from inferway_structured.guided import GUIDED
+from inferway_structured.requests import GUIDED
 from inferway_structured.turns import TokenBucket
 from inferway_structured.vllm.calls import ON_ITS_WAY
 from inferway_structured.vllm.front import ApiServerSide

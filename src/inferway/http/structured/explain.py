@@ -12,7 +12,7 @@ from inferway.http.message import Request
 from inferway.http.responder import JSON, Responder
 from inferway.openai_api.requests import decode_body
 from inferway.routing.director import Director
-from inferway_structured.bodies import read_specs
+from inferway_structured.requests import read_specs
 from inferway_structured.spec import OutputConstraint
 from inferway_structured.turns import Asker
 

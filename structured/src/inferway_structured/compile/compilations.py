@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from inferway_structured.cache import RecentlyUsed, Remembered
 from inferway_structured.compile.compile_trial import LIMITS as TRIAL
-from inferway_structured.compile.compile_trial import Children, Jobs
+from inferway_structured.compile.compile_trial import Jobs
 from inferway_structured.compile.cost import estimated_bytes
 from inferway_structured.compile.workers import Task, Turn, Workers
 from inferway_structured.counts import Counts
@@ -39,13 +39,19 @@ from inferway_structured.errors import (
     CompileError,
     HeavyError,
     InferwayError,
+    JobFailedError,
+    JobKilledError,
     QuarantinedError,
+    SandboxBusyError,
+    SandboxError,
     SaturatedError,
     SpecError,
     again,
     crash_report,
 )
 from inferway_structured.sandbox.process import Limits
+from inferway_structured.sandbox.sandbox import Sandbox
+from inferway_structured.spec import packed
 from inferway_structured.validate.keywords import label
 
 if TYPE_CHECKING:
@@ -58,6 +64,7 @@ logger = logging.getLogger(__name__)
 _TICK_SECONDS = 0.1
 # Threads that are left to builds that take too long.
 _MAX_STUCK = 4
+_MAX_COMPILES_WAITING = 8  # beside the one that the child is at
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +155,20 @@ class Compilations:
         )
         self._builds: dict[str, _Build] = {}
         self._workers = Workers(self.limits.num_threads, _MAX_STUCK)
-        self._trials = Children(trials, self.limits, self.counts, clock) if trials else None
+        # Why each has killed the child, by the spec's key.
+        self._killers: Remembered[str, str] = Remembered(
+            self.limits.quarantine_seconds, remembered, clock
+        )
+        self._jobs = trials
+        self._child: Sandbox | None = None  # and the next when it was killed; from the first job on
+        if trials is not None:
+            self._child = Sandbox(
+                trials.function.partition(":")[0],
+                limits=self.limits.trial,
+                max_waiting=_MAX_COMPILES_WAITING,
+                keep_spare=False,
+                prepare=None if trials.prepare is None else (trials.prepare, b"-"),
+            )
         self._watch = threading.Event()
         self._watcher: threading.Thread | None = None
         self._closed = False
@@ -200,7 +220,7 @@ class Compilations:
             counts.waiting_builds.set(self._num_waiting())
             counts.held_bytes.set(self._held.size, "memory")
             counts.held_specs.set(len(self._held))
-        counts.quarantined.set(self._trials.num_in_quarantine() if self._trials else 0)
+            counts.quarantined.set(len(self._killers))
         return counts.snapshot()
 
     def expire(self) -> None:
@@ -228,8 +248,8 @@ class Compilations:
         self._watch.set()
         for build, waiters in waiting:
             self._fail(build, waiters, CompileError("the engine stops"), "closed")
-        if self._trials is not None:
-            self._trials.close()
+        if self._child is not None:
+            self._child.close()
         self._workers.close()
         if self._watcher is not None and self._watcher is not threading.current_thread():
             self._watcher.join()
@@ -357,14 +377,25 @@ class Compilations:
         try:
             compiled = self._compile_here(build.spec)
         except HeavyError as heavy:
-            if self._trials is None:
+            if self._child is None:
                 raise SpecError(f"{heavy}; simplify it") from None
-            self._wait_for_child(build, self._trials)
+            self._wait_for_child(build, self._child)
         else:
             self._finish(build, compiled)
 
-    def _wait_for_child(self, build: _Build, children: Children) -> None:
-        future = children.submit(build.spec)
+    def _wait_for_child(self, build: _Build, child: Sandbox) -> None:
+        assert self._jobs is not None
+        with self._lock:
+            why = self._killers.get(build.key)
+        if why is not None:
+            raise QuarantinedError(why)
+        try:
+            future = child.submit(self._jobs.function, packed(build.spec))
+        except SandboxBusyError:
+            message = f"{_MAX_COMPILES_WAITING} grammars wait to be compiled; try again later"
+            raise SaturatedError(message) from None
+        except SandboxError as error:
+            raise CompileError(str(error)) from error
         with self._lock:
             build.job = future
             if build.stage is _Stage.BUILDING:
@@ -372,14 +403,30 @@ class Compilations:
                 build.deadline = self._clock() + self.limits.wait_seconds
             if not build.wanted and future.cancel():
                 self._end(build)
-
-        def take() -> None:
-            if not future.cancelled():
-                self._finish(build, children.result(build.spec, future))
-
         # The helper's thread, which calls this, has more to do.
-        step = partial(self._guarded, build, take)
+        step = partial(self._guarded, build, partial(self._take, build, future, self._jobs))
         future.add_done_callback(lambda _: self._workers.put(step, Turn.FIRST))
+
+    def _take(self, build: _Build, future: Future[bytes], jobs: Jobs) -> None:
+        """Take what the child has made; what has killed it is in quarantine."""
+        if future.cancelled():
+            return
+        try:
+            said = future.result()
+        except JobKilledError as error:
+            why = f"compiling it {error}"
+            self.counts.helper_kills.add(error.limit)
+            if error.lacked_cpu:
+                self.counts.timeouts.add("child")
+            else:
+                with self._lock:
+                    self._killers.put(build.key, why)
+            raise QuarantinedError(why) from None
+        except JobFailedError as error:
+            raise SpecError(f"the grammar library refuses it: {error}") from None
+        except SandboxError as error:
+            raise CompileError(str(error)) from error
+        self._finish(build, jobs.finish(build.spec, said))
 
     # Ending.
 

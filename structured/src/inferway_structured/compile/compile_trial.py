@@ -9,32 +9,19 @@ from __future__ import annotations
 import ctypes
 import json
 from collections.abc import Callable
-from concurrent.futures import Future
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import cache
 from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from inferway_structured.cache import Remembered
-from inferway_structured.errors import (
-    CompileError,
-    JobFailedError,
-    JobKilledError,
-    QuarantinedError,
-    SandboxBusyError,
-    SandboxError,
-    SaturatedError,
-    SpecError,
-)
-from inferway_structured.grammar import Unenforced, Verdict
+from inferway_structured.errors import SpecError
+from inferway_structured.grammar import Verdict, found_in, told
 from inferway_structured.sandbox.process import Limits
 from inferway_structured.sandbox.sandbox import Sandbox
 from inferway_structured.spec import Kind, Spec, packed, unpacked
 
 if TYPE_CHECKING:
     from inferway_structured.backends.cascade import Cascade
-    from inferway_structured.compile.compilations import CompileLimits
-    from inferway_structured.counts import Counts
     from inferway_structured.grammar import Compiled
 
 LIMITS = Limits(
@@ -42,7 +29,6 @@ LIMITS = Limits(
 )
 PATIENCE_SECONDS = 10.0  # until it is a spec's turn
 MAX_WAITING = 64
-_MAX_COMPILES_WAITING = 8  # of an engine, beside the one that the child is at
 _GIVEN_BACK_BYTES = 32 << 20  # what compiled less leaves free is soon used again
 JUDGE = f"{__name__}:compile_on_trial"
 PREPARE = f"{__name__}:rehearse"
@@ -128,73 +114,6 @@ def trial_jobs(cascade: Cascade) -> Jobs:
     return Jobs(JUDGE, finish, PREPARE)
 
 
-class Children:
-    """A child process that does jobs, and the next when it was killed; what has killed it is in
-    quarantine. Any thread may use it. It starts with the first job."""
-
-    def __init__(
-        self, jobs: Jobs, limits: CompileLimits, counts: Counts, clock: Callable[[], float]
-    ) -> None:
-        self._jobs = jobs
-        self._counts = counts
-        self._lock = Lock()
-        # Why each was killed, by the spec's key.
-        self._killers: Remembered[str, str] = Remembered(
-            limits.quarantine_seconds, limits.max_remembered, clock
-        )
-        self.helper = Sandbox(
-            jobs.function.partition(":")[0],
-            limits=limits.trial,
-            max_waiting=_MAX_COMPILES_WAITING,
-            keep_spare=False,
-            prepare=None if jobs.prepare is None else (jobs.prepare, b"-"),
-        )
-
-    def submit(self, spec: Spec) -> Future[bytes]:
-        """Hand the spec to the child. Raises QuarantinedError, SaturatedError if too many wait, or
-        CompileError if no child can be had."""
-        with self._lock:
-            why = self._killers.get(spec.key)
-        if why is not None:
-            raise QuarantinedError(why)
-        try:
-            return self.helper.submit(self._jobs.function, packed(spec))
-        except SandboxBusyError:
-            message = f"{_MAX_COMPILES_WAITING} grammars wait to be compiled; try again later"
-            raise SaturatedError(message) from None
-        except SandboxError as error:
-            raise CompileError(str(error)) from error
-
-    def result(self, spec: Spec, future: Future[bytes]) -> Compiled:
-        """Return what comes of a job that is done. Raises SpecError or CompileError."""
-        try:
-            said = future.result()
-        except JobKilledError as error:
-            raise self._killed(spec, error) from None
-        except JobFailedError as error:
-            raise SpecError(f"the grammar library refuses it: {error}") from None
-        except SandboxError as error:
-            raise CompileError(str(error)) from error
-        return self._jobs.finish(spec, said)
-
-    def num_in_quarantine(self) -> int:
-        with self._lock:
-            return len(self._killers)
-
-    def close(self) -> None:
-        self.helper.close()
-
-    def _killed(self, spec: Spec, error: JobKilledError) -> QuarantinedError:
-        self._counts.helper_kills.add(error.limit)
-        why = f"compiling it {error}"
-        if error.lacked_cpu:
-            self._counts.timeouts.add("child")
-        else:
-            with self._lock:
-                self._killers.put(spec.key, why)
-        return QuarantinedError(why)
-
-
 class Trial:
     """Works verdicts out where that can be killed. Any thread and any event loop. Close it."""
 
@@ -221,12 +140,11 @@ class Trial:
 
 def _result(said: bytes) -> TrialResult:
     """Read what `compile_on_trial` has returned. Raises SpecError if it has refused the spec."""
-    found = json.loads(said)
-    if "message" in found:
-        raise SpecError(found["message"], place=found["place"], keyword=found["keyword"])
-    unenforced = [Unenforced(**each) for each in found["unenforced"]]
-    verdict = Verdict(found["backend"], unenforced, found["compile_seconds"])
-    return TrialResult(verdict, found["num_bytes"], found["said"])
+    given = json.loads(said)
+    found = found_in(given["found"])
+    if isinstance(found, SpecError):
+        raise found
+    return TrialResult(found, given["num_bytes"], given["said"])
 
 
 def rehearse(_: bytes | bytearray) -> None:
@@ -256,13 +174,6 @@ def compile_on_trial(argument: bytes | bytearray) -> bytes:
     try:
         said, found = judge(spec, attempt)
     except SpecError as e:
-        refused = {"message": str(e), "place": e.place, "keyword": e.keyword}
-        return json.dumps(refused).encode()
-    told = {
-        "backend": found.backend,
-        "num_bytes": max(num_bytes, 0),
-        "said": said.text,
-        "unenforced": [asdict(each) for each in found.unenforced],
-        "compile_seconds": found.compile_seconds,
-    }
-    return json.dumps(told).encode()
+        return json.dumps({"found": told(e)}).encode()
+    made = {"found": told(found), "num_bytes": max(num_bytes, 0), "said": said.text}
+    return json.dumps(made).encode()

@@ -128,12 +128,8 @@ class _Child:
         self._reserve: bytearray | None = bytearray(_RESERVE_BYTES)
 
     def begin(self, memory_bytes: int, copied: bool) -> None:
-        self._limit(memory_bytes, copied)
-        self.answer(Outcome.READY)
-
-    def _limit(self, memory_bytes: int, copied: bool) -> None:
-        """So much on top of what is in use now; no core; and unless it is `copied` no more files,
-        processes, threads."""
+        """Limit the process, and say that it is ready: so much memory on top of what is in use now;
+        no core; and unless it is `copied` no more files, processes, threads."""
         used = self._used_bytes()
         # Memory that earlier jobs have left in pieces must not be missing in later ones.
         self._worn_out_bytes = used + memory_bytes / 4
@@ -148,6 +144,7 @@ class _Child:
             _, hard = resource.getrlimit(limited)
             most = most if hard == resource.RLIM_INFINITY else min(most, hard)
             resource.setrlimit(limited, (most, most))
+        self.answer(Outcome.READY)
 
     def do_next(self) -> bool:
         """Do one job from its first byte to its answer. Return False when there are no more."""

@@ -52,13 +52,8 @@ class Conversation:
         self._socket = parents
         self._limits = limits
         self._deadline = 0.0
-        self._ready = False
+        self.is_ready = False  # the child has said so
         self.usable = True  # for another job
-
-    @property
-    def is_ready(self) -> bool:
-        """True if the child has said that it is ready."""
-        return self._ready
 
     def do(self, function: str, argument: bytes) -> bytes:
         """Return the job's result. Raises JobKilledError, JobFailedError or SandboxError; `usable`
@@ -127,7 +122,7 @@ class Conversation:
 
     def wait_until_ready(self) -> None:
         """Wait until the child is prepared and its limits hold. Raises SandboxError."""
-        if self._ready:
+        if self.is_ready:
             return
         try:
             outcome, _, why = self._receive(time.monotonic() + START_SECONDS)
@@ -135,7 +130,7 @@ class Conversation:
             raise SandboxError(f"the helper process does not start: {type(e).__name__}") from e
         if outcome != Outcome.READY:
             raise SandboxError(f"the helper process does not start: {why.decode()}")
-        self._ready = True
+        self.is_ready = True
 
     def close(self) -> None:
         self._socket.close()
@@ -186,9 +181,21 @@ class SandboxProcess(Conversation):
         super().__init__(ours, limits)
         command = _command(theirs.fileno(), modules, limits, preparation, copied)
         fds = [theirs.fileno(), *([] if preparation is None else [preparation.fd])]
+        # No secrets: only what the dynamic linker and the clock go by.
+        names = os.environ.keys() & {"LD_LIBRARY_PATH", "TZ"}
+        environment = {name: os.environ[name] for name in names}
         with theirs:
             try:
-                self._child = _start(command, fds)
+                self._child = subprocess.Popen(
+                    command,
+                    pass_fds=fds,
+                    env=environment,
+                    cwd="/",
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    start_new_session=True,  # Ctrl-C in the terminal is for us alone
+                )
             except OSError as e:
                 ours.close()
                 raise SandboxError(f"the helper process does not start: {e.strerror}") from e
@@ -224,19 +231,6 @@ def _left(deadline: float) -> float:
     return left
 
 
-def _start(command: Sequence[str], fds: Sequence[int]) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        command,
-        pass_fds=fds,
-        env=_environment(),
-        cwd="/",
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,  # Ctrl-C in the terminal is for us alone
-    )
-
-
 def _command(
     fd: int, modules: Sequence[str], limits: Limits, preparation: Preparation | None, copied: bool
 ) -> list[str]:
@@ -251,8 +245,3 @@ def _command(
         f" result_bytes={limits.result_bytes}, niceness={limits.niceness}, copied={copied})"
     )
     return [sys.executable, "-I", "-S", "-c", code]
-
-
-def _environment() -> dict[str, str]:
-    """No secrets: only what the dynamic linker and the clock go by."""
-    return {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "TZ") if name in os.environ}

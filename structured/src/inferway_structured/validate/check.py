@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from inferway_structured.backends.schemas.nodes import parsed
@@ -42,7 +44,10 @@ def check(spec: Spec, limits: SpecLimits = DEFAULT) -> None:
         case Kind.REGEX:
             _check_regex(spec.text, limits)
         case Kind.CHOICE:
-            _check_choice(spec, limits)
+            num = len(json.loads(spec.text))
+            if num > limits.max_choices:
+                words = f"{num} choices, at most {limits.max_choices}"
+                raise SpecError(words, keyword="choice")
         case Kind.GRAMMAR:
             check_grammar(spec.text, limits)
         case Kind.STRUCTURAL_TAG:
@@ -74,12 +79,6 @@ def _check_regex(text: str, limits: SpecLimits, before: str = "") -> None:
     if fault is not None:
         words = f"{before}not a regular expression that can be followed: {fault}"
         raise SpecError(words, keyword="regex")
-
-
-def _check_choice(spec: Spec, limits: SpecLimits) -> None:
-    choices = json.loads(spec.text)
-    if len(choices) > limits.max_choices:
-        raise SpecError(f"{len(choices)} choices, at most {limits.max_choices}", keyword="choice")
 
 
 def check_grammar(text: str, limits: SpecLimits) -> None:
@@ -128,7 +127,8 @@ def _check_tag(tag: dict[str, Any], limits: SpecLimits) -> None:
     """Each shape in it; `structures` and `triggers` themselves were read before (spec.py)."""
     check_nesting(tag, limits, _TAG_WRAPPERS)
     for i, structure in enumerate(tag.get("structures", ())):
-        _within(["structures", i, "schema"], structure["schema"], limits)
+        with _within(["structures", i, "schema"]):
+            check_schema(structure["schema"], limits)
     waiting: list[tuple[list[str | int], Any]] = [(["format"], tag.get("format"))]
     while waiting:
         steps, item = waiting.pop()
@@ -155,27 +155,26 @@ def _check_format(steps: list[str | int], item: dict[str, Any], limits: SpecLimi
     value = item.get(name)
     place = [*steps, name]
     if kind == "json_schema" and isinstance(value, dict | bool):
-        _within(place, value, limits)
+        with _within(place):
+            check_schema(value, limits)
         return
     if kind == "json_schema" or not isinstance(value, str):
         raise SpecError(f"{pointer(place)}: is missing or of another type", place=pointer(place))
-    try:
+    with _within(place):
         if kind == "regex":
             _check_regex(value, limits)
         else:
             check_grammar(value, limits)
-    except SpecError as e:
-        raise _moved(e, pointer(place)) from None
 
 
-def _within(steps: list[str | int], schema: Any, limits: SpecLimits) -> None:
+@contextmanager
+def _within(steps: list[str | int]) -> Iterator[None]:
+    """Have what is refused in there say its place in the whole."""
     try:
-        check_schema(schema, limits)
+        yield
     except SpecError as e:
-        raise _moved(e, pointer(steps)) from None
-
-
-def _moved(error: SpecError, place: str) -> SpecError:
-    words = str(error)
-    joint = "" if error.place and words.startswith(error.place) else ": "
-    return SpecError(f"{place}{joint}{words}", place=place + error.place, keyword=error.keyword)
+        place, words = pointer(steps), str(e)
+        joint = "" if e.place and words.startswith(e.place) else ": "
+        raise SpecError(
+            f"{place}{joint}{words}", place=place + e.place, keyword=e.keyword
+        ) from None

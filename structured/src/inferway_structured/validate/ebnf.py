@@ -45,7 +45,15 @@ def check_ebnf(text: str, max_repeats: int = 10_000) -> None:
         raise _fault("a bracket is not closed", text, len(text))
     if "root" not in rules:
         raise SpecError("not an EBNF grammar: there is no rule `root`", keyword="grammar")
-    _check_used(tokens, rules, text)
+    # xgrammar's own functions, `TagDispatch(...)`, are no rules; nor are their arguments' names and
+    # constants.
+    functions = any(
+        one.kind == "name" and other.kind == "open" and one.text not in rules
+        for one, other in pairwise(tokens)
+    )
+    for token in tokens:
+        if token.kind == "name" and token.text not in rules and not functions:
+            raise _fault(f"there is no rule {token.text!r}", text, token.at)
 
 
 class _Token(NamedTuple):
@@ -79,18 +87,6 @@ def _tokens(text: str) -> Iterator[_Token]:
         if found.lastgroup != "blank":
             yield _Token(str(found.lastgroup), found.group(), at)
         at = found.end()
-
-
-def _check_used(tokens: list[_Token], rules: set[str], text: str) -> None:
-    """xgrammar's own functions, `TagDispatch(...)`, are no rules; nor are their arguments' names
-    and constants."""
-    functions = any(
-        one.kind == "name" and other.kind == "open" and one.text not in rules
-        for one, other in pairwise(tokens)
-    )
-    for token in tokens:
-        if token.kind == "name" and token.text not in rules and not functions:
-            raise _fault(f"there is no rule {token.text!r}", text, token.at)
 
 
 def _fault(words: str, text: str, at: int) -> SpecError:

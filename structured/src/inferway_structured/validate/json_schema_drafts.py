@@ -56,7 +56,12 @@ def is_ordinary(found: Graph, odd: Sequence[SchemaObject], text: str) -> bool:
             return False
     if not all(_is_ordinary_reference(word, said, draft) for word, said in found.references):
         return False
-    return _keeps_rules(root) and _are_taken(odd, draft)
+    if not _keeps_rules(root):
+        return False
+    try:  # False, too, where it is told of some patterns only
+        return not odd or _built({"allOf": odd}, draft) is not None
+    except SpecError:
+        return False
 
 
 def is_ordinary_tree(root: SchemaObject, text: str) -> bool:
@@ -96,16 +101,6 @@ def _is_ordinary_reference(word: str, said: str, draft: str) -> bool:
     return "/$defs/" not in said or draft in ("2019-09", "2020-12")
 
 
-def _are_taken(schemas: Sequence[SchemaObject], draft: str) -> bool:
-    """Return whether all of them are; False where that is told of some only."""
-    if not schemas:
-        return True
-    try:
-        return _built({"allOf": schemas}, draft) is not None
-    except SpecError:
-        return False
-
-
 def _by_first(drafts: Sequence[str], schema: SchemaObject) -> Any:
     first: SpecError | None = None
     for draft in drafts:
@@ -135,20 +130,16 @@ def _mended(schema: SchemaObject) -> SchemaObject:
     required twice, and characters that a URI would write otherwise."""
     made = deepcopy(schema)
     with graph(made) as found:
-        for node in found.nodes:
-            _mend(node.schema)
+        for inner in [node.schema for node in found.nodes]:
+            for keyword in _DESCRIBING.keys() & inner.keys():
+                if not isinstance(inner[keyword], _DESCRIBING[keyword]):
+                    del inner[keyword]
+            required, reference = inner.get("required"), inner.get("$ref")
+            if isinstance(required, list) and all(isinstance(name, str) for name in required):
+                inner["required"] = list(dict.fromkeys(required))
+            if isinstance(reference, str):
+                inner["$ref"] = quote(reference, safe=_IN_URIS)
     return made
-
-
-def _mend(schema: SchemaObject) -> None:
-    for keyword in _DESCRIBING.keys() & schema.keys():
-        if not isinstance(schema[keyword], _DESCRIBING[keyword]):
-            del schema[keyword]
-    required, reference = schema.get("required"), schema.get("$ref")
-    if isinstance(required, list) and all(isinstance(name, str) for name in required):
-        schema["required"] = list(dict.fromkeys(required))
-    if isinstance(reference, str):
-        schema["$ref"] = quote(reference, safe=_IN_URIS)
 
 
 def _built(schema: SchemaObject, draft: str) -> Any:
@@ -168,8 +159,8 @@ def _built(schema: SchemaObject, draft: str) -> Any:
                 raise _invalid(e, draft) from None
         except (ValueError, library.ReferencingError) as e:
             raise SpecError(f"not a JSON Schema: {_short(str(e))}") from None
-    if _is_too_large(str(fault.instance)):
-        return None
+    if regex_fault(str(fault.instance)) is None:
+        return None  # too large: jsonschema_rs builds its automata at once
     raise _invalid(fault, draft)
 
 
@@ -192,12 +183,6 @@ def _class(draft: str) -> Callable[..., Any]:
 
 def _is_pattern(error: Any) -> bool:
     return type(error.kind).__name__ == "Format" and getattr(error.kind, "format", "") == "regex"
-
-
-def _is_too_large(pattern: str) -> bool:
-    """Return whether a regex is too large for jsonschema_rs, whose automata are built at once; else
-    it is no regular expression."""
-    return regex_fault(pattern) is None
 
 
 def regex_fault(pattern: str) -> str | None:

@@ -15,7 +15,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, reduce
+from operator import or_
 from typing import NamedTuple
 
 # Trying: rounds that a repeat is cut to, states per place that are too many, and when trying ends.
@@ -152,8 +153,12 @@ class Reader:
         for opening, words in _UNSUPPORTED_GROUPS.items():
             if self.text.startswith(opening, self.at):
                 self._refuse(words, start)
-        if self._take("?"):
-            self._skip_group_head()
+        if self._take("?"):  # `?:`, `?i:`, `?P<name>`, `?<name>`; `(?i)` ends at its bracket
+            self.is_ordinary &= self.text.startswith(":", self.at)
+            while self.at < len(self.text) and self.text[self.at] not in ":)>":
+                self.at += 1
+            if self.at < len(self.text) and self.text[self.at] != ")":
+                self.at += 1
         if depth >= _MAX_DEPTH:
             self._refuse(f"more than {_MAX_DEPTH} groups inside each other", start)
             self.at = len(self.text)
@@ -161,14 +166,6 @@ class Reader:
         inner = self.alternatives(depth + 1)
         self.is_ordinary &= self._take(")")
         return inner
-
-    def _skip_group_head(self) -> None:
-        """`?:`, `?i:`, `?P<name>`, `?<name>`; `(?i)` ends at its bracket."""
-        self.is_ordinary &= self.text.startswith(":", self.at)
-        while self.at < len(self.text) and self.text[self.at] not in ":)>":
-            self.at += 1
-        if self.at < len(self.text) and self.text[self.at] != ")":
-            self.at += 1
 
     def _repeated(self, node: Shape) -> Shape:
         found = 0
@@ -208,10 +205,7 @@ class Reader:
         self.is_ordinary &= char in _ORDINARY_ESCAPES
         if char in "bBAzZG":
             return None
-        if char in "123456789":
-            self._refuse("a back-reference", start)
-            return None
-        if char == "k" and self.text.startswith("<", self.at):
+        if char in "123456789" or (char == "k" and self.text.startswith("<", self.at)):
             self._refuse("a back-reference", start)
             return None
         if char.lower() in _CLASSES:
@@ -406,18 +400,11 @@ class _Places:
             place = 1 << (len(self.follow) - 1)
             return place, place, False
         if node.kind == "alt":
-            return self._add_any(node.parts)
+            firsts, lasts, empties = zip(*map(self._add, node.parts), strict=True)
+            return reduce(or_, firsts), reduce(or_, lasts), any(empties)
         if node.kind == "repeat":
             return self._add_repeat(node)
         return self._add_all(node.parts)
-
-    def _add_any(self, parts: tuple[Shape, ...]) -> tuple[int, int, bool]:
-        first = last = 0
-        empty = False
-        for part in parts:
-            begins, ends, may_be_empty = self._add(part)
-            first, last, empty = first | begins, last | ends, empty or may_be_empty
-        return first, last, empty
 
     def _add_all(self, parts: tuple[Shape, ...]) -> tuple[int, int, bool]:
         first, last, empty = 0, 0, True

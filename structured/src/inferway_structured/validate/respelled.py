@@ -90,6 +90,8 @@ def respelled_lark(text: str) -> str:
     return _LARK.sub(lambda found: found["kept"] or f"{{{found['low']},{found['high']}}}", text)
 
 
+# Escapes and the ends of classes; a bracket that comes first in one is itself.
+_SIGNS = re.compile(r"\\.?|\[\^?\]?|\]", re.DOTALL)
 _MEMBERS = {"d": "0-9", "w": "0-9A-Za-z_", "s": r" \t\n\r\f\v"}
 
 
@@ -98,27 +100,17 @@ def ascii_classes(regex: str) -> str:
     class (`[^\D]`) stays as it is: it cannot be spelled out there."""
     if "\\" not in regex:
         return regex
-    made: list[str] = []
-    depth = at = 0  # of classes, which may stand in each other
-    while at < len(regex):
-        sign = regex[at]
-        if sign == "\\":
-            made.append(_in_ascii(regex[at : at + 2], inside=depth > 0))
-            at += 2
-            continue
-        if sign == "[":
-            depth += 1
-            opened = "[^" if regex.startswith("[^", at) else "["
-            if regex.startswith(opened + "]", at):
-                opened += "]"  # a bracket that comes first is itself
-            made.append(opened)
-            at += len(opened)
-            continue
-        if sign == "]" and depth:
-            depth -= 1
-        made.append(sign)
-        at += 1
-    return "".join(made)
+    depth = 0  # of classes, which may stand in each other
+
+    def spelled(found: re.Match[str]) -> str:
+        nonlocal depth
+        sign = found.group()
+        if sign.startswith("\\"):
+            return _in_ascii(sign, inside=depth > 0)
+        depth = depth + 1 if sign.startswith("[") else max(depth - 1, 0)
+        return sign
+
+    return _SIGNS.sub(spelled, regex)
 
 
 def _in_ascii(escape: str, *, inside: bool) -> str:

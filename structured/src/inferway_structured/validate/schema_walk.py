@@ -64,14 +64,6 @@ class Graph:
     references: dict[tuple[str, str], None]  # the keyword, what it says
     dangling: list[tuple[Subschema, str, str]]  # the schema, the keyword, what it says
     is_tree: bool
-    _circles: list[list[Subschema]] | None = None  # once they were asked for
-
-    @property
-    def circles(self) -> list[list[Subschema]]:
-        """Strongly connected parts of what leads to others, those that others lead to first."""
-        if self._circles is None:
-            self._circles = list(_circles(self.nodes))
-        return self._circles
 
     def __enter__(self) -> Self:
         return self
@@ -199,14 +191,18 @@ def _names(nodes: list[Subschema]) -> dict[str, Subschema]:
 def _target(said: str, node: Subschema, top: Subschema, names: dict[str, Subschema]) -> Json:
     """Return what a reference leads to; None if that is nowhere in this document."""
     document, _, fragment = said.partition("#")
-    roots: list[Subschema] = []
     if document:
         named = names.get(document) or names.get(document.rpartition("/")[2])
         if named is None:
             return None
         roots = [named]
     else:
-        roots = [top, *_embedding(node)]
+        roots = [top]
+        up: Subschema | None = node
+        while up is not None:  # the documents inside the document that `node` stands in
+            if isinstance(up.schema.get("$id", up.schema.get("id")), str):
+                roots.append(up)
+            up = up.parent
     if fragment and not fragment.startswith("/"):
         named = names.get(f"#{fragment}")
         return None if named is None else named.schema
@@ -215,15 +211,6 @@ def _target(said: str, node: Subschema, top: Subschema, names: dict[str, Subsche
         if found is not None:
             return found
     return None
-
-
-def _embedding(node: Subschema) -> Iterator[Subschema]:
-    """The documents inside the document that `node` stands in."""
-    up: Subschema | None = node
-    while up is not None:
-        if isinstance(up.schema.get("$id", up.schema.get("id")), str):
-            yield up
-        up = up.parent
 
 
 def _steps(said: str) -> tuple[str, ...]:
@@ -248,7 +235,7 @@ def longest_path(found: Graph) -> int:
     whoever follows references by recursion may get. Exact without circles; a circle counts with all
     its nodes, and with those of its parts that no keyword leads to."""
     lengths: dict[int, int] = {}
-    for circle in found.circles:
+    for circle in _circles(found.nodes):
         onward = 0
         for node in circle:
             for _, child in (*node.here, *node.below):
@@ -260,7 +247,8 @@ def longest_path(found: Graph) -> int:
 
 
 def _circles(nodes: list[Subschema]) -> Iterator[list[Subschema]]:
-    """Tarjan's, without recursion. What leads nowhere is left out: most are so."""
+    """Yield the strongly connected parts of what leads to others, those that others lead to first:
+    Tarjan's, without recursion. What leads nowhere is left out: most are so."""
     index: dict[int, int] = {}
     low: dict[int, int] = {}
     open_: dict[int, Subschema] = {}
@@ -290,13 +278,7 @@ def _circles(nodes: list[Subschema]) -> Iterator[list[Subschema]]:
                     parent = id(work[-1][0])
                     low[parent] = min(low[parent], low[me])
                 if low[me] == index[me]:
-                    yield _taken(open_, me)
-
-
-def _taken(open_: dict[int, Subschema], until: int) -> list[Subschema]:
-    part = []
-    while True:
-        key, node = open_.popitem()
-        part.append(node)
-        if key == until:
-            return part
+                    part = [open_.popitem()[1]]
+                    while part[-1] is not node:
+                        part.append(open_.popitem()[1])
+                    yield part

@@ -92,7 +92,10 @@ def _check_graph(found: Graph, limits: SpecLimits, text: str) -> Sequence[Schema
     if found.is_tree and is_small and len(strings) * len(_STRINGS) <= limits.max_conjoined:
         return odd  # not all of them together are too many
     order = _leaves_first(found)
-    _check_expansion(order, limits)
+    for node, size in zip(order, _sizes(order), strict=True):
+        if size > limits.max_expansion:
+            words = "the schemas that one value is held against, references spelled out,"
+            raise _over_all(node, words, limits.max_expansion)
     if strings and (_MEETING.search(text) or not references_are_alone(text)):
         ways = _in_order(found.nodes, lambda node: (*node.here, *node.below), lambda *_: None)
         _check_conjoined([*strings, *order], ways, limits)
@@ -101,17 +104,23 @@ def _check_graph(found: Graph, limits: SpecLimits, text: str) -> Sequence[Schema
 
 def check_nesting(value: Any, limits: SpecLimits, more: int = 0) -> None:
     """Objects and arrays inside each other, whether they are schemas or not. Raises SpecError."""
+    most = limits.max_nesting + more
+    if nesting(value, most) > most:
+        raise SpecError(f"nested deeper than {most} objects and arrays")
+
+
+def nesting(value: Any, most: int) -> int:
+    """Return how many objects and arrays stand inside each other; counting ends after `most`."""
     level, depth = [value] if isinstance(value, dict | list) else [], 0
-    while level:
+    while level and depth <= most:
         depth += 1
-        if depth > limits.max_nesting + more:
-            raise SpecError(f"nested deeper than {limits.max_nesting + more} objects and arrays")
         level = [
             child
             for item in level
             for child in (item.values() if isinstance(item, dict) else item)
             if isinstance(child, (dict, list))  # `dict | list` would be made anew
         ]
+    return depth
 
 
 def _check_counts(found: Graph, limits: SpecLimits) -> None:
@@ -246,45 +255,29 @@ def _in_order(nodes: Sequence[Subschema], edges: _Edges, at_circle: _AtCircle) -
     any order. `at_circle`: called with an edge that closes one."""
     done: dict[int, Subschema] = {}
     for start in nodes:
-        if id(start) not in done and edges(start):
-            _add_in_order(start, edges, at_circle, done)
+        if id(start) in done or not edges(start):
+            continue
+        path = {id(start): iter(edges(start))}
+        stack = [start]
+        while stack:
+            node = stack[-1]
+            for keyword, child in path[id(node)]:
+                if id(child) in path:
+                    at_circle(node, keyword)
+                elif id(child) not in done and (onward := edges(child)):
+                    path[id(child)] = iter(onward)
+                    stack.append(child)
+                    break
+            else:
+                del path[id(node)]
+                done[id(node)] = stack.pop()
     return list(done.values())
 
 
-def _add_in_order(
-    start: Subschema, edges: _Edges, at_circle: _AtCircle, done: dict[int, Subschema]
-) -> None:
-    path = {id(start): iter(edges(start))}
-    stack = [start]
-    while stack:
-        node = stack[-1]
-        for keyword, child in path[id(node)]:
-            if id(child) in path:
-                at_circle(node, keyword)
-            elif id(child) not in done and (onward := edges(child)):
-                path[id(child)] = iter(onward)
-                stack.append(child)
-                break
-        else:
-            del path[id(node)]
-            done[id(node)] = stack.pop()
-
-
 def _refuse_circle(node: Subschema, keyword: str) -> None:
-    raise _circle(node, keyword)
-
-
-def _circle(node: Subschema, keyword: str) -> SpecError:
     place = f"{node.place}/{keyword}" if keyword in REFERENCES else node.place
     words = "leads back to itself without going into a value: no answer can be held against it"
-    return SpecError(_at(place, words), place=place, keyword=keyword)
-
-
-def _check_expansion(order: list[Subschema], limits: SpecLimits) -> None:
-    for node, size in zip(order, _sizes(order), strict=True):
-        if size > limits.max_expansion:
-            words = "the schemas that one value is held against, references spelled out,"
-            raise _over_all(node, words, limits.max_expansion)
+    raise SpecError(_at(place, words), place=place, keyword=keyword)
 
 
 def _sizes(order: list[Subschema]) -> Iterator[int]:

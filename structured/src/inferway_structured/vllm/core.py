@@ -32,7 +32,6 @@ from inferway_structured.vllm.fit import switch_threads_sooner
 from inferway_structured.vllm.settings import Settings, settings_of
 
 if TYPE_CHECKING:
-    from inferway_structured.compile.compilations import HeldSpec
     from inferway_structured.grammar import Compiled
 
 log = logging.getLogger("vllm.inferway")
@@ -86,7 +85,8 @@ class EngineCoreSide:
         grammar: Future[RequestGrammar] = Future()
         try:
             params = request.sampling_params.structured_outputs
-            compiling = self._manager.known(_key_in(params))
+            key = str(getattr(params, "_backend", "")).partition(":")[2]  # as `mark` has it
+            compiling = self._manager.known(key)
             if compiling is None:
                 compiling = self._manager.compile(self.spec_of(params))
         except BaseException as raised:
@@ -197,7 +197,10 @@ class EngineCoreSide:
             "counts": self._manager.snapshot(),
             "process": os.getpid(),
             "waiting_with_prefill": self.overlap.num_held if self.overlap is not None else 0,
-            "held": [_told_of(held) for held in self._manager.held_specs()],
+            "held": [
+                {name: getattr(held, name) for name in ("key", "backend", "seconds", "num_bytes")}
+                for held in self._manager.held_specs()
+            ],
         }
 
     def _warm(self, spec: Spec) -> dict[str, Any]:
@@ -216,11 +219,6 @@ class EngineCoreSide:
     def destroy(self) -> None:
         self._manager.close()
         self._steppers.close()
-
-
-def _told_of(held: HeldSpec) -> dict[str, Any]:
-    names = ("key", "backend", "seconds", "num_bytes")
-    return {name: getattr(held, name) for name in names}
 
 
 def _verdict(compiling: Future[Compiled]) -> dict[str, Any]:
@@ -267,10 +265,6 @@ def mark(params: Any, key: str) -> None:
     """Say in vLLM's StructuredOutputsParams that the request is ours, and the key of its spec: what
     is held need not be read again."""
     params._backend = f"{BACKEND}:{key}"
-
-
-def _key_in(params: Any) -> str:
-    return str(getattr(params, "_backend", "")).partition(":")[2]
 
 
 def with_flags(spec: Spec, config: Any) -> Spec:

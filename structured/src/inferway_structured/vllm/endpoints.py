@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from inferway_structured.bodies import WANTED, read_specs
 from inferway_structured.counts import merged
 from inferway_structured.errors import (
     BodyTooLargeError,
@@ -22,6 +21,7 @@ from inferway_structured.errors import (
     InvalidRequestError,
     SaturatedError,
 )
+from inferway_structured.requests import WANTED, read_specs
 from inferway_structured.spec import OutputConstraint, fields_of, json_type
 from inferway_structured.turns import ANYBODY, TokenBucket
 from inferway_structured.vllm.asgi import Receive, Scope, Send, answer_error, answer_json, read_body
@@ -87,16 +87,14 @@ class Endpoints:
         await self._front.verdicts.examine(asked, compiles=False)
         self._num_warming += 1
         try:
-            told = [await self._tell(state, each) for each in asked]
+            told = []
+            for spec in [each.spec for each in asked]:
+                (core,) = await ask_cores(state.engine_client, "warm", fields_of(spec))
+                told.append({"key": spec.key, **core})
         finally:
             self._num_warming -= 1
         first = told[0]
         return (202 if all(each["accepted"] for each in told) else 429), {**first, "specs": told}
-
-    async def _tell(self, state: Any, asked: OutputConstraint) -> dict[str, Any]:
-        spec = asked.spec
-        (told,) = await ask_cores(state.engine_client, "warm", fields_of(spec))
-        return {"key": spec.key, **told}
 
     async def _stats(self, state: Any, body: bytes) -> tuple[int, dict[str, Any]]:
         del body

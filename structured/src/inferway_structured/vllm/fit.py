@@ -31,7 +31,8 @@ class Patch:
             return f"{self.module}.{self.path} cannot be found ({e})"
         if self.parameters is None:
             return None
-        found = list(inspect.signature(_unwrapped(original)).parameters)
+        unpatched = getattr(original, "inferway_original", original)
+        found = list(inspect.signature(unpatched).parameters)
         if found[: len(self.parameters)] == list(self.parameters):
             return None
         return (
@@ -90,7 +91,3 @@ def switch_threads_sooner() -> None:
 
 def misfits(patches: Sequence[Patch]) -> list[str]:
     return [why for patch in patches if (why := patch.misfit()) is not None]
-
-
-def _unwrapped(function: Any) -> Any:
-    return getattr(function, "inferway_original", function)

@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from inferway_structured.answers import AnswerJudge
 from inferway_structured.errors import InferwayError, InvalidRequestError, SpecError
-from inferway_structured.guided import in_vllms_words
 from inferway_structured.report import UNENFORCED_HEADER, VALID_HEADER, in_request, named, validity
-from inferway_structured.requests import FIELDS, key_of_body, parse_constraints
+from inferway_structured.requests import FIELDS, in_vllms_words, key_of_body, parse_constraints
 from inferway_structured.spec import OutputConstraint
 from inferway_structured.texts import MAX_CHARS
 from inferway_structured.turns import ANYBODY
@@ -53,6 +52,7 @@ WHY_SECONDS = 1.0
 MAX_KEYED_ON_LOOP = 256 * 1024  # bytes of a body: 0.2 ms
 VERDICT_SECONDS = 10.0  # of an engine core that has answered the request already
 MAX_ANSWER_BYTES = 8 << 20  # a longer answer is not held back, and not judged
+_ASKING = ("/completions", "/responses", "/messages", "/generate", "/batch")
 _WORDS = tuple(f'"{name}"'.encode() for name in sorted(FIELDS))
 
 
@@ -71,7 +71,7 @@ class Middleware:
             return await self.endpoints(path, scope, receive, send)
         if path == METRICS:
             await self.collector.refresh(scope["app"].state.engine_client)
-        if scope["method"] != "POST" or not _may_ask(path):
+        if scope["method"] != "POST" or not path.endswith(_ASKING):
             return await self.app(scope, receive, send)
         return await self._examined(path, scope, receive, send)
 
@@ -123,10 +123,6 @@ class Middleware:
         if not any(each.ignored and not each.free for each in asked):
             return body
         return await self.front.verdicts.read(ANYBODY, _written, body, asked, num_bytes=len(body))
-
-
-def _may_ask(path: str) -> bool:
-    return path.endswith(("/completions", "/responses", "/messages", "/generate", "/batch"))
 
 
 def may_hold_spec(body: bytes) -> bool:

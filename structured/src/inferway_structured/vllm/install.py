@@ -83,11 +83,17 @@ def optional_features() -> list[Feature]:
     from inferway_structured.vllm import forced_tokens as drafts
     from inferway_structured.vllm import overlap
 
+    masks = Patch(_MANAGER, "StructuredOutputManager.grammar_bitmask", None, _measured_masks)
+    parameters = ("self", "request_ids")
+    abort = Patch("vllm.v1.engine.core", "EngineCore.abort_requests", parameters, _abort)
     return [
-        Feature("dropping compilations whose clients have left", [_abort()]),
+        Feature("dropping compilations whose clients have left", [abort]),
         Feature("computing prompts while their grammars compile (overlap)", overlap.patches()),
         Feature("proposing forced tokens as drafts (jump_forward)", drafts.patches()),
-        Feature("measuring how long masks take (mask_fill_seconds)", [_measured_masks()]),
+        Feature(
+            "measuring how long masks take (mask_fill_seconds)",
+            [masks],
+        ),
     ]
 
 
@@ -186,39 +192,31 @@ def _grammar_init(original: Function) -> Function:
     return grammar_init
 
 
-def _abort() -> Patch:
-    def abort_requests(original: Function) -> Function:
-        def abort_requests(self: Any, request_ids: Sequence[str]) -> Any:
-            from inferway_structured.vllm.core import core_of
+def _abort(original: Function) -> Function:
+    from inferway_structured.vllm.core import core_of
 
-            core = core_of(self.structured_output_manager)
-            if core is not None:
-                core.cancel(request_ids)
-            return original(self, request_ids)
+    def abort_requests(self: Any, request_ids: Sequence[str]) -> Any:
+        core = core_of(self.structured_output_manager)
+        if core is not None:
+            core.cancel(request_ids)
+        return original(self, request_ids)
 
-        return abort_requests
-
-    parameters = ("self", "request_ids")
-    return Patch("vllm.v1.engine.core", "EngineCore.abort_requests", parameters, abort_requests)
+    return abort_requests
 
 
-def _measured_masks() -> Patch:
-    """Return the patch that measures all rows of a step, as vLLM has them filled."""
+def _measured_masks(original: Function) -> Function:
+    """Measures all rows of a step, as vLLM has them filled."""
+    from inferway_structured.vllm.core import core_of
 
-    def grammar_bitmask(original: Function) -> Function:
-        def grammar_bitmask(self: Any, *args: Any, **kwargs: Any) -> Any:
-            from inferway_structured.vllm.core import core_of
+    def grammar_bitmask(self: Any, *args: Any, **kwargs: Any) -> Any:
+        began = perf_counter()
+        rows = original(self, *args, **kwargs)
+        core = core_of(self)
+        if core is not None and rows is not None:
+            core.counts.mask_fill_seconds.observe(perf_counter() - began)
+        return rows
 
-            began = perf_counter()
-            rows = original(self, *args, **kwargs)
-            core = core_of(self)
-            if core is not None and rows is not None:
-                core.counts.mask_fill_seconds.observe(perf_counter() - began)
-            return rows
-
-        return grammar_bitmask
-
-    return Patch(_MANAGER, "StructuredOutputManager.grammar_bitmask", None, grammar_bitmask)
+    return grammar_bitmask
 
 
 def front_patches(front: ApiServerSide) -> list[Patch]:

@@ -36,10 +36,6 @@ def settings_of(vllm_config: Any) -> Settings:
     """Return the settings of an engine. Raises ConfigError for what is no setting of ours."""
     additional = getattr(vllm_config, "additional_config", None)
     given = additional.get(KEY, {}) if isinstance(additional, Mapping) else {}
-    return _settings(given)
-
-
-def _settings(given: object) -> Settings:
     kinds = {field.name: type(field.default) for field in fields(Settings)}
     if not isinstance(given, Mapping):
         raise ConfigError(
