@@ -95,7 +95,7 @@ class Disjoint:
         ours, theirs = property_of(a, name), property_of(b, name)
         if any(one is not None and not types(one) for one in (ours, theirs)):
             return True
-        return ours is not None and theirs is not None and self(ours, theirs, None, depth - 1)
+        return self._both(ours, theirs, depth)
 
     def _items_apart(self, a: Node, b: Node, depth: int) -> bool:
         least = max(span(a, "minItems", "maxItems")[0], span(b, "minItems", "maxItems")[0])

@@ -158,7 +158,8 @@ class Document:
         if reference.startswith("#") and not self._has_inner_resources:
             return self._fragment(self.raw, "", unquote(reference[1:]))
         address, fragment = urldefrag(urljoin(self._base(at.place), reference))
-        candidates = [self._resources[address]] if address in self._resources else []
+        resources = self._ids[1]
+        candidates = [resources[address]] if address in resources else []
         if reference.startswith("#"):  # generators write ids that are no base of references
             candidates.append((self.raw, ""))
         for resource, place in candidates:
@@ -169,7 +170,7 @@ class Document:
 
     def _fragment(self, resource: JsonValue, place: str, fragment: str) -> Node | None:
         if fragment and not fragment.startswith("/"):
-            anchor = self._anchors.get(fragment)
+            anchor = self._ids[2].get(fragment)
             return self.node(*anchor) if anchor else None
         here = resource
         for part in fragment.split("/")[1:]:
@@ -185,15 +186,13 @@ class Document:
 
     def _base(self, place: str) -> str:
         """The address that references at `place` are relative to."""
-        best = max(
-            (inner for inner in self._bases if place == inner or place.startswith(inner + "/")),
-            key=len,
-            default="",
-        )
-        return self._bases.get(best, "")
+        bases = self._ids[0]
+        around = (inner for inner in bases if place == inner or place.startswith(inner + "/"))
+        return bases.get(max(around, key=len, default=""), "")
 
     @cached_property
     def _ids(self) -> tuple[dict[str, str], dict[str, Any], dict[str, Any]]:
+        """The bases of references by place, the resources by address, and the anchors by name."""
         bases: dict[str, str] = {}
         resources: dict[str, tuple[JsonValue, str]] = {"": (self.raw, "")}
         anchors: dict[str, tuple[JsonValue, str]] = {}
@@ -212,21 +211,9 @@ class Document:
         text = str(self.raw)
         return "$dynamicAnchor" in text or "$recursiveAnchor" in text
 
-    @property
-    def _bases(self) -> dict[str, str]:
-        return self._ids[0]
-
     @cached_property
     def _has_inner_resources(self) -> bool:
-        return any(base and place for place, base in self._bases.items())
-
-    @property
-    def _resources(self) -> dict[str, tuple[JsonValue, str]]:
-        return self._ids[1]
-
-    @property
-    def _anchors(self) -> dict[str, tuple[JsonValue, str]]:
-        return self._ids[2]
+        return any(base and place for place, base in self._ids[0].items())
 
 
 def _walk(
