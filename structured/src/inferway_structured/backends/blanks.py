@@ -195,7 +195,8 @@ class BlanksInTags(Blanks):
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         super().__init__(vocabulary)
-        self._text = _bits(vocabulary, [_begins_no_json(each) for each in self._written])
+        begins_text = [each is not None and each[0] not in _BEGINS_JSON for each in self._written]
+        self._text = _bits(vocabulary, begins_text)
 
     def after(self, place: Place, token: int) -> Place:
         written = self._written[token] if token < len(self._written) else None
@@ -227,7 +228,3 @@ def _bits(vocabulary: Vocabulary, is_set: Sequence[bool]) -> NDArray[np.int32]:
 
 def _begins(written: bytes | None) -> bool:
     return written is not None and written[0] in _BLANKS
-
-
-def _begins_no_json(written: bytes | None) -> bool:
-    return written is not None and written[0] not in _BEGINS_JSON

@@ -86,11 +86,9 @@ class Cascade:
         try:
             return _first(spec, self._make, light)
         except SpecError as error:
-            if not _is_xgrammars(spec, error) or not xgrammar_is_installed():
+            if not xgrammar_is_installed():
                 raise
-            if light:
-                raise HeavyError("only a library without limits of its own keeps it") from None
-            said, unenforced = _said_for_xgrammar(spec)
+            said, unenforced = _said_for_xgrammar(spec, error, light)
             if self._steppers:
                 return self._steppers.compile(XGrammar.name, said, unenforced)
             return self._xgrammar.compile(said, unenforced)
@@ -125,11 +123,7 @@ def _judged(
     try:
         return _first(spec, tell, light)
     except SpecError as error:
-        if not _is_xgrammars(spec, error):
-            raise
-        if light:
-            raise HeavyError("only a library without limits of its own keeps it") from None
-        said, unenforced = _said_for_xgrammar(spec)
+        said, unenforced = _said_for_xgrammar(spec, error, light)
         return said, Verdict(XGrammar.name, unenforced, estimated_seconds(spec))
 
 
@@ -246,15 +240,15 @@ def _weight_of_said(said: Spec) -> float:
 _XGRAMMARS_CHARS = 16_384  # it compiles without a time limit; larger took seconds
 
 
-def _is_xgrammars(spec: Spec, refused: SpecError) -> bool:
-    """Return whether xgrammar, which every engine has, may take what llguidance refuses: its own
+def _said_for_xgrammar(spec: Spec, refused: SpecError, light: _Light | None) -> Way:
+    """Return how xgrammar, which every engine has, is given what llguidance has refused: its own
     kinds of grammars and structural tags, of a size it is quick with. Never schemas, which have a
-    place: it drops keywords in silence."""
+    place: it drops keywords in silence. Raises the refusal for all else."""
     kinds = (Kind.GRAMMAR, Kind.STRUCTURAL_TAG)
-    return spec.kind in kinds and not refused.place and len(spec.text) <= _XGRAMMARS_CHARS
-
-
-def _said_for_xgrammar(spec: Spec) -> Way:
+    if spec.kind not in kinds or refused.place or len(spec.text) > _XGRAMMARS_CHARS:
+        raise refused
+    if light:
+        raise HeavyError("only a library without limits of its own keeps it") from None
     if spec.kind is not Kind.STRUCTURAL_TAG:
         return spec, ()
     tag = json.loads(spec.text)

@@ -254,11 +254,9 @@ class _Writer:
             )
         )
         tail = self._text(without, ends)
-        if one.get("stop_after_first"):
-            last = _in_turn(after_text, _one_of(ends))
-            if not one.get("at_least_one"):
-                return _either([last, tail])
         if not one.get("at_least_one"):
+            if one.get("stop_after_first"):
+                return _either([_in_turn(after_text, _one_of(ends)), tail])
             return _in_turn(f"({after_text})*", tail)
         first = self._rule(_either([self._tag(tag, ()) for tag in one["tags"]]))
         if one.get("stop_after_first"):

@@ -133,7 +133,7 @@ class Negate:
             case "format":
                 return _not_format(node, rule)
         plain = _PLAIN.get(word)
-        return plain(rule) if plain else _of_type_at_least(word, rule)
+        return plain(rule) if plain else UNTOLD
 
     def _one_of(
         self, branches: Sequence[Node], kinds: frozenset[str], given: Sequence[Node]
@@ -407,6 +407,7 @@ def _bound(kind: str, word: str, shift: int = 0) -> Callable[[Any], Negation]:
     return negated
 
 
+_TWO_ITEMS = Negation({"type": "array", "minItems": 2}, False)
 _PLAIN: dict[str, Callable[[Any], Negation]] = {
     "required": _not_required,
     "dependentRequired": _not_dependent,
@@ -420,6 +421,13 @@ _PLAIN: dict[str, Callable[[Any], Negation]] = {
     "maxItems": _bound("array", "minItems", 1),
     "minProperties": _bound("object", "maxProperties", -1),
     "maxProperties": _bound("object", "minProperties", 1),
+    # Not said, but only values of its type can break it.
+    "multipleOf": lambda _: Negation({"type": "number"}, False),
+    "uniqueItems": lambda is_on: _TWO_ITEMS if is_on else NOTHING,
+    "unevaluatedItems": lambda _: Negation({"type": "array", "minItems": 1}, False),
+    "unevaluatedProperties": lambda _: Negation({"type": "object"}, False),
+    # With `if` and `contains`.
+    **dict.fromkeys(("then", "else", "minContains", "maxContains"), lambda _: NOTHING),
 }
 
 
@@ -438,20 +446,3 @@ def _not_pattern(node: Node, pattern: str) -> Negation:
 
 
 _FORMATS = KNOWN_FORMATS | UNENFORCED_FORMATS
-
-
-def _of_type_at_least(word: str, rule: Any) -> Negation:
-    """Return the opposite of a keyword that cannot be said, as far as that: only values of its type
-    can break it."""
-    match word:
-        case "multipleOf":
-            return Negation({"type": "number"}, False)
-        case "uniqueItems":
-            return Negation({"type": "array", "minItems": 2}, False) if rule else NOTHING
-        case "unevaluatedItems":
-            return Negation({"type": "array", "minItems": 1}, False)
-        case "unevaluatedProperties":
-            return Negation({"type": "object"}, False)
-        case "then" | "else" | "minContains" | "maxContains":
-            return NOTHING  # with `if` and `contains`
-    return UNTOLD

@@ -94,15 +94,11 @@ def _schemas(said: Said) -> Iterator[tuple[str, dict[str, Said]]]:
             waiting += [(f"{place}/{at}", inner) for at, inner in enumerate(node)]
         elif isinstance(node, dict):
             yield place, node
-            waiting += _inside(place, node)
-
-
-def _inside(place: str, node: dict[str, Said]) -> Iterator[tuple[str, Said]]:
-    for word, inner in node.items():
-        if word in NAMED and isinstance(inner, dict):
-            yield from ((f"{place}/{word}/{name}", one) for name, one in inner.items())
-        elif word not in DATA:
-            yield f"{place}/{word}", inner
+            for word, inner in node.items():
+                if word in NAMED and isinstance(inner, dict):
+                    waiting += [(f"{place}/{word}/{name}", one) for name, one in inner.items()]
+                elif word not in DATA:
+                    waiting.append((f"{place}/{word}", inner))
 
 
 def _optional(node: dict[str, Said]) -> list[str]:

@@ -130,7 +130,10 @@ def takes(node: Node, value: JsonValue, depth: int = _DEPTH) -> bool | None:
     """Return whether `value` is valid; None: not told here."""
     if depth == 0:
         return None
-    return _all([_keyword_takes(node, *one, value, depth) for one in node.keywords.items()])
+    answers = [
+        _keyword_takes(node, word, rule, value, depth) for word, rule in node.keywords.items()
+    ]
+    return _all(answers)
 
 
 def _all(answers: Sequence[bool | None]) -> bool | None:
