@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from structured.tests.compiling import smollm2
 
 from inferway_structured.backends.answer_state import allowed, forbid
+from inferway_structured.backends.blanks import may_repeat
 from inferway_structured.backends.cascade import Cascade
-from inferway_structured.backends.names import may_repeat
 from inferway_structured.grammar import Grammar
 from inferway_structured.spec import Kind, Spec
 

@@ -1,16 +1,22 @@
-"""Blanks between the tokens of JSON, bounded: a model that writes nothing else would spend its
-answer on them.
+"""What llguidance (1.7) lets an answer write without end, bounded: a model that writes nothing else
+would spend its answer on it.
 
-llguidance (1.7) lets them come without end, whatever pattern they have. So they are counted here,
-and once there are as many as indented JSON needs at this depth, no token may come that begins with
-one more.
+Blanks between the tokens of JSON may come as often as one likes, whatever pattern they have. So
+they are counted here, and once there are as many as indented JSON needs at this depth, no token may
+come that begins with one more.
+
+A name of a property that a schema does not list may come again and again. Readers take the last of
+equal names, so nothing is lost if none comes again: once a name stands in an object, no token may
+come that ends it there a second time. Of each object, the last names are remembered.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from inferway_structured.backends.answer_state import forbid
 from inferway_structured.validate.limits import SpecLimits
 
 if TYPE_CHECKING:
@@ -29,10 +35,22 @@ _DEEPEST = SpecLimits().max_nesting
 # string. Between the tokens of JSON, there is but what ends a tag.
 _FEW_OTHERS = 100
 _BEGINS_JSON = _BLANKS | frozenset(b'{}[]",:-0123456789tfn')
+_MAX_NAMES = 64
+_MAX_BYTES = 256  # of a name that is remembered
+_ANY_NAMES = re.compile(r'"patternProperties"|[:,\[]\s*(?:\{\}|true\b)')
+_OBJECTS = re.compile(r'"type":\s*"object"|"properties":')
+_CLOSED = re.compile(r'"additionalProperties":\s*false')
+
+
+def may_repeat(schema: str) -> bool:
+    """Return whether an answer may write names that the schema does not list; in doubt True."""
+    if _ANY_NAMES.search(schema):
+        return True
+    return len(_CLOSED.findall(schema)) < len(_OBJECTS.findall(schema)) / 2
 
 
 class Names(NamedTuple):
-    """The position of an answer among its objects (names.py)."""
+    """The position of an answer among its objects."""
 
     seen: tuple[bytes, ...] | None = None  # names in the innermost object; None: in an array
     outer: Names | None = None
@@ -57,28 +75,44 @@ class Place(NamedTuple):
 START = Place()
 
 
-def is_inside(place: Place, written: bytes) -> bool:
-    """Return whether it is in the middle of a string: half of what is written, and quickly seen."""
-    return place.in_string and not place.is_escaped and b'"' not in written and b"\\" not in written
+_NO_NAMES = Names()
 
 
 def after(place: Place, written: bytes) -> Place:
-    if is_inside(place, written):
-        return place
-    depth, in_string, is_escaped, num_blanks, _ = place
+    depth, in_string, is_escaped, num_blanks, names = place
+    if in_string and not is_escaped and b'"' not in written and b"\\" not in written:
+        # in the middle of a string: half of what is written, and quickly seen
+        if names is None or names.name is None:
+            return place
+        longer = names.name + written if len(names.name) < _MAX_BYTES else None
+        return Place(depth, True, False, 0, Names(names.seen, names.outer, False, longer))
+    seen, outer, is_next, name = names or _NO_NAMES
     for byte in written:
-        if is_escaped:
-            is_escaped = False
-        elif in_string:
-            is_escaped = byte == 0x5C
-            in_string = byte != 0x22
+        if in_string:
+            in_string = is_escaped or byte != 0x22
+            if name is not None and in_string:
+                name = name + bytes((byte,)) if len(name) < _MAX_BYTES else None
+            elif name is not None:
+                seen, name = (*(seen or ())[1 - _MAX_NAMES :], name), None
+            is_escaped = byte == 0x5C and not is_escaped
         elif byte in _BLANKS:
             num_blanks += 1
         else:
             num_blanks = 0
-            in_string = byte == 0x22
-            depth += (byte in b"{[") - (byte in b"}]")
-    return Place(depth, in_string, is_escaped, num_blanks)
+            if byte == 0x22:
+                in_string, name, is_next = True, b"" if is_next else None, False
+            elif byte in b"{[":
+                depth += 1
+                outer = Names(seen, outer) if names is not None else None
+                seen, is_next = (() if byte == 0x7B else None), byte == 0x7B
+            elif byte in b"}]":
+                depth -= 1
+                seen, outer = (outer.seen, outer.outer) if outer else (None, None)
+                is_next = False
+            elif byte == 0x2C:
+                is_next = seen is not None
+    names = Names(seen, outer, is_next, name) if names is not None else None
+    return Place(depth, in_string, is_escaped, num_blanks, names)
 
 
 class Blanks:
@@ -118,12 +152,51 @@ class Blanks:
             row[:] = others
 
 
+class BlanksAndNames(Blanks):
+    """Counts blanks, and keeps names from coming twice in an object."""
+
+    start = START._replace(names=_NO_NAMES)
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        super().__init__(vocabulary)
+        self._ending: dict[bytes, list[int]] = {}  # by what they write of a string, to its end
+        for token, written in enumerate(self._written):
+            if written and b'"' in written:
+                self._ending.setdefault(written[: written.index(b'"')], []).append(token)
+
+    def narrow(self, row: MaskRow, place: Place) -> None:
+        if again := self._again(place):
+            others = row.copy()
+            for token in again:
+                forbid(others, token)
+            if others.any():
+                row[:] = others
+        else:
+            super().narrow(row, place)
+
+    def _again(self, place: Place) -> Sequence[int]:
+        """Return the tokens that would write a name again."""
+        names = place.names
+        if names is None or not names.seen or names.name is None or place.is_escaped:
+            return ()
+        return [
+            token
+            for seen in names.seen
+            if seen.startswith(names.name)
+            for token in self._ending.get(seen[len(names.name) :], ())
+        ]
+
+    def may_come(self, place: Place, token: int) -> bool:
+        return super().may_come(place, token) and token not in self._again(place)
+
+
 class BlanksInTags(Blanks):
     """Counts blanks where it is not known what is JSON."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         super().__init__(vocabulary)
-        self._text = _bits(vocabulary, [_begins_no_json(each) for each in self._written])
+        begins_text = [each is not None and each[0] not in _BEGINS_JSON for each in self._written]
+        self._text = _bits(vocabulary, begins_text)
 
     def after(self, place: Place, token: int) -> Place:
         written = self._written[token] if token < len(self._written) else None
@@ -155,7 +228,3 @@ def _bits(vocabulary: Vocabulary, is_set: Sequence[bool]) -> NDArray[np.int32]:
 
 def _begins(written: bytes | None) -> bool:
     return written is not None and written[0] in _BLANKS
-
-
-def _begins_no_json(written: bytes | None) -> bool:
-    return written is not None and written[0] not in _BEGINS_JSON

@@ -5,20 +5,24 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from inferway_structured.backends import llguidance
 from inferway_structured.backends.llguidance import LLGuidance
 from inferway_structured.backends.schemas import plain
 from inferway_structured.backends.schemas.lowering import Lowering
-from inferway_structured.backends.schemas.nodes import Document, parsed
+from inferway_structured.backends.schemas.nodes import (
+    CHARS_READ,
+    Document,
+    TooLargeError,
+    Work,
+    parsed,
+)
 from inferway_structured.backends.schemas.texts import How, Words
 from inferway_structured.backends.schemas.weight import weight_of
-from inferway_structured.backends.schemas.work import CHARS_READ, TooLargeError, Work
-from inferway_structured.backends.tags import patterns_of, repeats_in_repeats
 from inferway_structured.backends.xgrammar import XGrammar
 from inferway_structured.backends.xgrammar import is_installed as xgrammar_is_installed
 from inferway_structured.backends.xgrammar_schemas import said_for_xgrammar
@@ -82,11 +86,9 @@ class Cascade:
         try:
             return _first(spec, self._make, light)
         except SpecError as error:
-            if not _is_xgrammars(spec, error) or not xgrammar_is_installed():
+            if not xgrammar_is_installed():
                 raise
-            if light:
-                raise HeavyError("only a library without limits of its own keeps it") from None
-            said, unenforced = _said_for_xgrammar(spec)
+            said, unenforced = _said_for_xgrammar(spec, error, light)
             if self._steppers:
                 return self._steppers.compile(XGrammar.name, said, unenforced)
             return self._xgrammar.compile(said, unenforced)
@@ -121,11 +123,7 @@ def _judged(
     try:
         return _first(spec, tell, light)
     except SpecError as error:
-        if not _is_xgrammars(spec, error):
-            raise
-        if light:
-            raise HeavyError("only a library without limits of its own keeps it") from None
-        said, unenforced = _said_for_xgrammar(spec)
+        said, unenforced = _said_for_xgrammar(spec, error, light)
         return said, Verdict(XGrammar.name, unenforced, estimated_seconds(spec))
 
 
@@ -179,9 +177,10 @@ def _require_light(spec: Spec) -> None:
         case Kind.CHOICE:
             heavy = len(spec.text) > _LIGHT_CHARS
         case Kind.STRUCTURAL_TAG:
-            heavy = len(spec.text) > _LIGHT_CHARS
-            tag = json.loads(spec.text)
-            heavy = heavy or any(map(_is_heavy, patterns_of(tag))) or repeats_in_repeats(tag)
+            formats = list(_formats(json.loads(spec.text)))
+            patterns = [node.get("pattern") for node, _ in formats if node.get("type") == "regex"]
+            heavy = len(spec.text) > _LIGHT_CHARS or _repeats_in_repeats(formats)
+            heavy = heavy or any(isinstance(one, str) and _is_heavy(one) for one in patterns)
         case _:
             heavy = False
     if heavy or spec.options.whitespace_pattern is not None:
@@ -202,8 +201,31 @@ def _weigh(said: Spec, light: _Light) -> None:
 def _is_ambiguous(said: Spec) -> bool:
     """Return whether it may be so, which can make each step take as long as all before it."""
     if said.kind is Kind.STRUCTURAL_TAG:
-        return repeats_in_repeats(json.loads(said.text))
+        return _repeats_in_repeats(_formats(json.loads(said.text)))
     return said.kind is Kind.GRAMMAR
+
+
+_REPEATS = frozenset({"star", "plus", "optional", "tags_with_separator", "triggered_tags"})
+
+
+def _formats(tag: Any) -> Iterator[tuple[dict[str, Any], bool]]:
+    """Yield the objects of a structural tag but for its schemas, and whether each is inside of what
+    may come often."""
+    waiting = [(tag, False)]
+    while waiting:
+        node, is_inside = waiting.pop()
+        if isinstance(node, dict):
+            yield node, is_inside
+            is_inside = is_inside or node.get("type") in _REPEATS
+            node = [one for word, one in node.items() if word not in ("json_schema", "schema")]
+        if isinstance(node, list):
+            waiting += [(one, is_inside) for one in node]
+
+
+def _repeats_in_repeats(formats: Iterable[tuple[dict[str, Any], bool]]) -> bool:
+    """Return whether an answer may be read in as many ways as a text has cuts: what may come often,
+    inside of what may come often."""
+    return any(is_inside and node.get("type") in _REPEATS for node, is_inside in formats)
 
 
 def _weight_of_said(said: Spec) -> float:
@@ -218,15 +240,15 @@ def _weight_of_said(said: Spec) -> float:
 _XGRAMMARS_CHARS = 16_384  # it compiles without a time limit; larger took seconds
 
 
-def _is_xgrammars(spec: Spec, refused: SpecError) -> bool:
-    """Return whether xgrammar, which every engine has, may take what llguidance refuses: its own
+def _said_for_xgrammar(spec: Spec, refused: SpecError, light: _Light | None) -> Way:
+    """Return how xgrammar, which every engine has, is given what llguidance has refused: its own
     kinds of grammars and structural tags, of a size it is quick with. Never schemas, which have a
-    place: it drops keywords in silence."""
+    place: it drops keywords in silence. Raises the refusal for all else."""
     kinds = (Kind.GRAMMAR, Kind.STRUCTURAL_TAG)
-    return spec.kind in kinds and not refused.place and len(spec.text) <= _XGRAMMARS_CHARS
-
-
-def _said_for_xgrammar(spec: Spec) -> Way:
+    if spec.kind not in kinds or refused.place or len(spec.text) > _XGRAMMARS_CHARS:
+        raise refused
+    if light:
+        raise HeavyError("only a library without limits of its own keeps it") from None
     if spec.kind is not Kind.STRUCTURAL_TAG:
         return spec, ()
     tag = json.loads(spec.text)

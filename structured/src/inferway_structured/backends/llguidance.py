@@ -30,8 +30,7 @@ from inferway_structured.backends.answer_state import (
     allow_only,
     allowed,
 )
-from inferway_structured.backends.blanks import START
-from inferway_structured.backends.names import may_repeat
+from inferway_structured.backends.blanks import START, may_repeat
 from inferway_structured.backends.schemas.numbers import check_grammar_numbers, check_numbers
 from inferway_structured.backends.schemas.rows import with_short_rows
 from inferway_structured.backends.tag_grammar import tag_grammar

@@ -80,6 +80,8 @@ def written(backend: str, text: str, size: int, eos_token_ids: Sequence[int]) ->
 
 def prepare(argument: bytes) -> None:
     """Import all that a grammar will need; later there may be no memory for that."""
+    import numpy as np
+
     from inferway_structured.backends.llguidance import LLGuidance
     from inferway_structured.backends.vocabulary import Vocabulary
     from inferway_structured.backends.xgrammar import XGrammar
@@ -88,15 +90,9 @@ def prepare(argument: bytes) -> None:
     vocabulary = Vocabulary(text, size=size, eos_token_ids=tuple(eos_token_ids))
     _ = vocabulary.special_tokens
     make: Callable[[Vocabulary], Backend] = LLGuidance if name == LLGuidance.name else XGrammar
-    _prepared[:] = [_Prepared(vocabulary, make(vocabulary))]
-    _rehearse()
-
-
-def _rehearse() -> None:
-    """Have the library import what it imports when it is first used."""
-    import numpy as np
-
-    vocabulary, backend = _prepared[0]
+    backend = make(vocabulary)
+    _prepared[:] = [_Prepared(vocabulary, backend)]
+    # what the library imports when it is first used
     grammar = backend.compile(Spec(Kind.GRAMMAR, 'root ::= "a"')).start()
     grammar.fill(np.zeros(vocabulary.num_words, np.int32))
 

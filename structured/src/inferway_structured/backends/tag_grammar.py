@@ -112,10 +112,8 @@ class _Writer:
         return _in_turn(f"({self._rule(self._format(one['content']))}){times}", _one_of(ends))
 
     def _tag(self, one: Tag, ends: Sequence[Pieces]) -> str:
-        return self._rule(_in_turn(_spelled(self._begin(one)), self._rest(one), _one_of(ends)))
-
-    def _begin(self, tag: Tag) -> Pieces:
-        return self._pieces(_text(tag["begin"]))
+        begin = _spelled(self._pieces(_text(one["begin"])))
+        return self._rule(_in_turn(begin, self._rest(one), _one_of(ends)))
 
     def _rest(self, tag: Tag) -> str:
         """Return the rule of what comes after the beginning of a tag."""
@@ -210,7 +208,7 @@ class _Writer:
     def _text(self, without: Sequence[str], ends: Sequence[Pieces]) -> str:
         if not any(ends):
             return self._words(without)
-        beginnings = [_first(end) for end in ends if end]
+        beginnings = [end[0] for end in ends if end]
         return _either(
             [
                 self._until(without, end)
@@ -240,7 +238,7 @@ class _Writer:
 
     def _triggered_tags(self, one: Tag, ends: Sequence[Pieces]) -> str:
         triggers = sorted(one["triggers"], key=len, reverse=True)
-        beginnings = [_first(end) for end in ends if end]
+        beginnings = [end[0] for end in ends if end]
         stops = [word for word in beginnings if isinstance(word, str)]
         without = [*triggers, *(one.get("excludes") or []), *stops]
         heads: dict[Pieces, list[str]] = {}
@@ -256,11 +254,9 @@ class _Writer:
             )
         )
         tail = self._text(without, ends)
-        if one.get("stop_after_first"):
-            last = _in_turn(after_text, _one_of(ends))
-            if not one.get("at_least_one"):
-                return _either([last, tail])
         if not one.get("at_least_one"):
+            if one.get("stop_after_first"):
+                return _either([_in_turn(after_text, _one_of(ends)), tail])
             return _in_turn(f"({after_text})*", tail)
         first = self._rule(_either([self._tag(tag, ()) for tag in one["tags"]]))
         if one.get("stop_after_first"):
@@ -301,10 +297,6 @@ def _text(word: object) -> str:
     if not isinstance(word, str):
         raise SpecError("tokens by their ids cannot be kept")
     return word
-
-
-def _first(pieces: Pieces) -> str | int:
-    return pieces[0]
 
 
 def _spelled(pieces: Pieces) -> str:

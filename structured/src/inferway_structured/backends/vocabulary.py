@@ -7,8 +7,7 @@ from functools import cached_property
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from inferway_structured.backends.blanks import Blanks, BlanksInTags
-from inferway_structured.backends.names import BlanksAndNames
+from inferway_structured.backends.blanks import Blanks, BlanksAndNames, BlanksInTags
 from inferway_structured.errors import ConfigError
 
 if TYPE_CHECKING:

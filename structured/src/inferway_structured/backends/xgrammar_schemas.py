@@ -11,10 +11,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
-from math import ceil, floor, inf
+from math import inf
 from typing import Any
 
 from inferway_structured.backends.schemas.nodes import Document, Node
+from inferway_structured.backends.schemas.numbers import integers_within
 from inferway_structured.backends.schemas.shapes import (
     OF_TYPE,
     TYPES,
@@ -148,9 +149,7 @@ class _Saying:
     def _integer(self, keywords: dict[str, Any]) -> dict[str, Any] | None:
         """Bounds of integers have to be integers."""
         own = _taken(keywords, [word for word in _BOUNDS if abs(keywords.get(word, _FAR)) < _FAR])
-        far = 2 * _FAR  # there is none
-        least = max(ceil(own.get("minimum", -far)), floor(own.get("exclusiveMinimum", -far)) + 1)
-        most = min(floor(own.get("maximum", far)), ceil(own.get("exclusiveMaximum", far)) - 1)
+        least, most = integers_within(own)
         kept = {"minimum": least, "maximum": most}
         return None if least > most else {w: at for w, at in kept.items() if abs(at) <= _FAR}
 

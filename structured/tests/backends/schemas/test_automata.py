@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferway_structured.backends.schemas.automata import finite_texts, opposite, plainly
-from inferway_structured.backends.schemas.work import TooLargeError, Work
+from inferway_structured.backends.schemas.nodes import TooLargeError, Work
 
 PATTERNS = [
     *("", "a", "^abc", "^[a-z]+$", r"^\d{3}$", "^$", "a^b", "a$|^b", "(^a|b$)", "a{2,3}|b$"),

@@ -293,9 +293,8 @@ def test_escapes_and_classes_of_other_regexes_are_rewritten() -> None:
 
 LOOKED_THROUGH = """
 from inferway_structured.backends.schemas.lowering import Lowering
-from inferway_structured.backends.schemas.nodes import Document
+from inferway_structured.backends.schemas.nodes import Document, Work
 from inferway_structured.backends.schemas.texts import How, Words
-from inferway_structured.backends.schemas.work import Work
 
 branches = [
     {"properties": {"a": {"const": at}}, "items": {"const": at}, "minLength": at, "maximum": at}

@@ -1,14 +1,13 @@
 """A JSON Schema -> one that says the same in the words llguidance keeps, and what it cannot say.
 
-nodes      a document -> its schemas as nodes: one dialect, references followed
+nodes      a document -> its schemas as nodes: one dialect, references followed, each look counted
 shapes     a node -> its types, its finite values, whether it takes a value
 disjoint   two nodes -> whether no value can be both
 negation   a node -> what it is not
-objects, arrays, strings   keywords of one type that have to be said differently
+objects, strings   keywords of objects, arrays and strings that have to be said differently
 said       pieces of what is said, put together
 numbers    those that llguidance holds without losing digits
 texts      patterns and formats, as far as the library takes them
-work       how much a document may be looked through
 weight     how much a schema makes of itself inside the library
 lowering   a document -> the schema for llguidance, and what was left out
 

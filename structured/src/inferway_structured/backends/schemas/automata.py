@@ -17,8 +17,8 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
 
+from inferway_structured.backends.schemas.nodes import Work
 from inferway_structured.backends.schemas.strings import has_branches, in_rust
-from inferway_structured.backends.schemas.work import Work
 from inferway_structured.validate.regexes import Ranges, Reader, Shape, outside
 
 _MAX_STATES = 80

@@ -76,7 +76,9 @@ class Disjoint:
             return _spans_apart(a, b, "minItems", "maxItems") or self._items_apart(a, b, depth)
         if kind == "string":
             return _spans_apart(a, b, "minLength", "maxLength") or self._texts_apart(a, b)
-        return kind in ("integer", "fraction") and _numbers_apart(a, b)
+        if kind not in ("integer", "fraction"):
+            return False
+        return any(_below(x.keywords, y.keywords) for x, y in ((a, b), (b, a)))
 
     def _objects_apart(self, a: Node, b: Node, beside: Node | None, depth: int) -> bool:
         around = all_of_it(beside) if beside else []
@@ -95,7 +97,7 @@ class Disjoint:
         ours, theirs = property_of(a, name), property_of(b, name)
         if any(one is not None and not types(one) for one in (ours, theirs)):
             return True
-        return ours is not None and theirs is not None and self(ours, theirs, None, depth - 1)
+        return self._both(ours, theirs, depth)
 
     def _items_apart(self, a: Node, b: Node, depth: int) -> bool:
         least = max(span(a, "minItems", "maxItems")[0], span(b, "minItems", "maxItems")[0])
@@ -153,10 +155,6 @@ def item_of(node: Node, at: int) -> Node | None:
 def _spans_apart(a: Node, b: Node, low: str, high: str) -> bool:
     (least_a, most_a), (least_b, most_b) = span(a, low, high), span(b, low, high)
     return most_a < least_b or most_b < least_a
-
-
-def _numbers_apart(a: Node, b: Node) -> bool:
-    return any(_below(x.keywords, y.keywords) for x, y in ((a, b), (b, a)))
 
 
 def _below(a: Any, b: Any) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from inferway_structured.backends.schemas import arrays, numbers, objects
+from inferway_structured.backends.schemas import numbers, objects
 from inferway_structured.backends.schemas.automata import finite_texts
 from inferway_structured.backends.schemas.disjoint import Disjoint, all_of_it
 from inferway_structured.backends.schemas.negation import Negate
@@ -22,7 +22,7 @@ from inferway_structured.backends.schemas.said import (
     of_types,
     spend_copies,
 )
-from inferway_structured.backends.schemas.shapes import spelled, types
+from inferway_structured.backends.schemas.shapes import spelled, takes, types
 from inferway_structured.backends.schemas.strings import in_rust, is_everything
 from inferway_structured.backends.schemas.texts import How, Texts, Words
 from inferway_structured.backends.schemas.weight import MAX_REMAINDERS, num_remainders
@@ -165,8 +165,8 @@ class Lowering:
 
     def _number(self, node: Node, word: str, rule: Any, also: list[Said]) -> None:
         """Return what is left of a keyword with a number that is not kept."""
-        if numbers.is_never_reached(word):
-            return
+        if word in numbers.MOST:
+            return  # no answer has as many
         self.leave_out(node, word)
         if word in ("const", "enum"):
             values = [rule] if word == "const" else rule
@@ -200,7 +200,7 @@ class Lowering:
             lists = None if ways is None else [ways]
         elif not self._how.plainly:
             lists = self._said_otherwise(node, word, rule)
-        most = arrays.MAX_ARRAYS if word == "uniqueItems" else objects.MAX_WAYS
+        most = objects.MAX_ARRAYS if word == "uniqueItems" else objects.MAX_WAYS
         for ways in [None] if lists is None else lists:
             self._ways(node, word, ways, also, most)
 
@@ -246,8 +246,8 @@ class Lowering:
         if "array" not in types(node) or rule is False:
             return [True]
         if word == "uniqueItems":
-            return _unless_none(arrays.unique_ways(node), node, "array")
-        ways = arrays.contains_ways(node, self.lower(rule), self._work)
+            return _unless_none(objects.unique_ways(node), node, "array")
+        ways = objects.contains_ways(node, self.lower(rule), self._work)
         return _unless_none(ways, node, "array")
 
     def _if(self, node: Node, condition: Node) -> list[Said]:
@@ -364,7 +364,7 @@ class Lowering:
 
     def _property_names(self, node: Node, rule: Node, out: dict[str, Any]) -> None:
         listed: dict[str, Said] = out.get("properties", {})
-        told = objects.allowed_names(rule, list(listed))
+        told = {name: takes(rule, name) for name in listed}
         pattern = objects.name_pattern(rule)
         for name, allowed in told.items():
             if allowed is False:

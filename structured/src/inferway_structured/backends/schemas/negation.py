@@ -107,7 +107,8 @@ class Negate:
             case "if":
                 return self._if(node, rule, kinds, given)
             case "dependentSchemas":
-                return any_of([_with(name, self(one, kinds, given)) for name, one in rule.items()])
+                parts = [(_there(name), self(one, kinds, given)) for name, one in rule.items()]
+                return any_of([all_of(part) for part in parts])
             case "type":
                 return _not_type(rule, kinds)
             case "const" | "enum":
@@ -132,7 +133,7 @@ class Negate:
             case "format":
                 return _not_format(node, rule)
         plain = _PLAIN.get(word)
-        return plain(rule) if plain else _of_type_at_least(word, rule)
+        return plain(rule) if plain else UNTOLD
 
     def _one_of(
         self, branches: Sequence[Node], kinds: frozenset[str], given: Sequence[Node]
@@ -150,7 +151,8 @@ class Negate:
         self._num_twice += 1
         none = all_of([self(branch, kinds, given) for branch in branches])
         self._num_twice -= 1
-        return any_of([none, *(all_of([self._said(a), self._said(b)]) for a, b in both)])
+        pairs = [all_of([Negation(*self._lower(one)) for one in pair]) for pair in both]
+        return any_of([none, *pairs])
 
     def _if(
         self, node: Node, condition: Node, kinds: frozenset[str], given: Sequence[Node]
@@ -158,13 +160,11 @@ class Negate:
         then, other = (node.keywords.get(word) for word in ("then", "else"))
         broken = []
         if then is not None:
-            broken.append(all_of([self._said(condition), self(then, kinds, given)]))
+            said = Negation(*self._lower(condition))
+            broken.append(all_of([said, self(then, kinds, given)]))
         if other is not None:
             broken.append(all_of([self(condition, kinds, given), self(other, kinds, given)]))
         return any_of(broken)
-
-    def _said(self, node: Node) -> Negation:
-        return Negation(*self._lower(node))
 
     def _property(self, name: str, rule: Node, given: Sequence[Node]) -> Negation:
         return _without(name, self._inside(rule, [property_of(one, name) for one in given]))
@@ -296,23 +296,22 @@ def _rules_of(node: Node, word: str, rule: Any, name: str) -> Iterator[Node | No
 
 
 def any_of(parts: Sequence[Negation]) -> Negation:
-    exact = all(part.exact for part in parts)
-    said = [part.said for part in parts if part.said is not False]
-    if any(one is True for one in said):
-        return Negation(True, exact)
-    if len(said) < 2:
-        return Negation(said[0] if said else False, exact)
-    return Negation({"anyOf": said}, exact)
+    return _together("anyOf", parts, True)
 
 
 def all_of(parts: Sequence[Negation]) -> Negation:
+    return _together("allOf", parts, False)
+
+
+def _together(word: str, parts: Sequence[Negation], decides: bool) -> Negation:
+    """`decides`: what all of it is if one part is; the opposite makes no difference."""
     exact = all(part.exact for part in parts)
-    said = [part.said for part in parts if part.said is not True]
-    if any(one is False for one in said):
-        return Negation(False, exact)
+    said = [part.said for part in parts if part.said is not (not decides)]
+    if any(one is decides for one in said):
+        return Negation(decides, exact)
     if len(said) < 2:
-        return Negation(said[0] if said else True, exact)
-    return Negation({"allOf": said}, exact)
+        return Negation(said[0] if said else not decides, exact)
+    return Negation({word: said}, exact)
 
 
 def _without(name: str, inner: Negation) -> Negation:
@@ -324,11 +323,8 @@ def _without(name: str, inner: Negation) -> Negation:
     )
 
 
-def _with(name: str, inner: Negation) -> Negation:
-    if inner.said is False:
-        return Negation(False, inner.exact)
-    there: Said = {"type": "object", "required": [name]}
-    return Negation({"allOf": [there, inner.said]}, inner.exact)
+def _there(name: str) -> Negation:
+    return Negation({"type": "object", "required": [name]}, True)
 
 
 def _not_type(rule: Any, kinds: frozenset[str]) -> Negation:
@@ -348,14 +344,14 @@ def not_values(values: Sequence[JsonValue], within: frozenset[str] = TYPES) -> N
         left.discard("null")
     if "boolean" in kinds:
         left.discard("boolean")
-        said += [{"const": one} for one in (False, True) if not _holds(values, one)]
+        said += [{"const": one} for one in (False, True) if not any(it is one for it in values)]
     if "string" in kinds:
         left.discard("string")
         texts = [value for value in values if isinstance(value, str)]
         said.append({"type": "string", "pattern": none_of(texts)})
     if kinds & {"integer", "fraction"}:
         left -= {"integer", "fraction"}
-        numbers = sorted({value for value in values if _is_number(value)})
+        numbers = sorted({one for one in values if type_of(one) in ("integer", "fraction")})
         exact = exact and all(is_kept("exclusiveMinimum", number) for number in numbers)
         said += _between(numbers) if exact else [{"type": "number"}]
     for kind, word in (("array", "minItems"), ("object", "minProperties")):
@@ -368,14 +364,6 @@ def not_values(values: Sequence[JsonValue], within: frozenset[str] = TYPES) -> N
     if left:
         said.append({"type": spelled(frozenset(left))})
     return any_of([Negation(one, exact) for one in said])
-
-
-def _holds(values: Sequence[JsonValue], one: bool) -> bool:
-    return any(value is one for value in values)
-
-
-def _is_number(value: JsonValue) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _between(numbers: Sequence[float]) -> list[dict[str, Any]]:
@@ -419,6 +407,7 @@ def _bound(kind: str, word: str, shift: int = 0) -> Callable[[Any], Negation]:
     return negated
 
 
+_TWO_ITEMS = Negation({"type": "array", "minItems": 2}, False)
 _PLAIN: dict[str, Callable[[Any], Negation]] = {
     "required": _not_required,
     "dependentRequired": _not_dependent,
@@ -432,6 +421,13 @@ _PLAIN: dict[str, Callable[[Any], Negation]] = {
     "maxItems": _bound("array", "minItems", 1),
     "minProperties": _bound("object", "maxProperties", -1),
     "maxProperties": _bound("object", "minProperties", 1),
+    # Not said, but only values of its type can break it.
+    "multipleOf": lambda _: Negation({"type": "number"}, False),
+    "uniqueItems": lambda is_on: _TWO_ITEMS if is_on else NOTHING,
+    "unevaluatedItems": lambda _: Negation({"type": "array", "minItems": 1}, False),
+    "unevaluatedProperties": lambda _: Negation({"type": "object"}, False),
+    # With `if` and `contains`.
+    **dict.fromkeys(("then", "else", "minContains", "maxContains"), lambda _: NOTHING),
 }
 
 
@@ -450,20 +446,3 @@ def _not_pattern(node: Node, pattern: str) -> Negation:
 
 
 _FORMATS = KNOWN_FORMATS | UNENFORCED_FORMATS
-
-
-def _of_type_at_least(word: str, rule: Any) -> Negation:
-    """Return the opposite of a keyword that cannot be said, as far as that: only values of its type
-    can break it."""
-    match word:
-        case "multipleOf":
-            return Negation({"type": "number"}, False)
-        case "uniqueItems":
-            return Negation({"type": "array", "minItems": 2}, False) if rule else NOTHING
-        case "unevaluatedItems":
-            return Negation({"type": "array", "minItems": 1}, False)
-        case "unevaluatedProperties":
-            return Negation({"type": "object"}, False)
-        case "then" | "else" | "minContains" | "maxContains":
-            return NOTHING  # with `if` and `contains`
-    return UNTOLD

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from functools import cached_property
-from math import isfinite
+from math import inf, isfinite
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
-from inferway_structured.backends.schemas.work import CHARS_READ, Work
 from inferway_structured.validate.keywords import (
     DRAFTS,
     MANY,
@@ -100,6 +99,35 @@ def was_written(text: str, document: JsonValue) -> None:
     _Parsed.last = text, document
 
 
+# A few hundred characters can be looked through for minutes: references to what has references, and
+# each is followed; each branch is held against each. All of that is Python, which holds the GIL, so
+# it is counted where none of it can pass: at every look at a node.
+
+# Of values that are no schemas, and of what is written as JSON to be compared: what takes a look.
+CHARS_READ = 20
+CHARS_WRITTEN = 100
+
+
+class TooLargeError(Exception):
+    """A document takes more looks than are left."""
+
+
+class Work:
+    """The work that may still be spent on a document, counted in visits of nodes (about 2 µs each,
+    with what follows from one)."""
+
+    __slots__ = ("left",)
+
+    def __init__(self, most: float = inf) -> None:
+        self.left = most
+
+    def spend(self, amount: float = 1.0) -> None:
+        """Take so much away. Raises TooLargeError if that is more than is left."""
+        self.left -= amount
+        if self.left < 0:
+            raise TooLargeError
+
+
 class Document:
     """A schema document. `draft` is a number that can be compared: 4, 6, 7, 2019 or 2020. A schema
     that names none, or one nobody knows, is of 2020-12, and may use older spellings. `work` bounds
@@ -130,7 +158,8 @@ class Document:
         if reference.startswith("#") and not self._has_inner_resources:
             return self._fragment(self.raw, "", unquote(reference[1:]))
         address, fragment = urldefrag(urljoin(self._base(at.place), reference))
-        candidates = [self._resources[address]] if address in self._resources else []
+        resources = self._ids[1]
+        candidates = [resources[address]] if address in resources else []
         if reference.startswith("#"):  # generators write ids that are no base of references
             candidates.append((self.raw, ""))
         for resource, place in candidates:
@@ -141,7 +170,7 @@ class Document:
 
     def _fragment(self, resource: JsonValue, place: str, fragment: str) -> Node | None:
         if fragment and not fragment.startswith("/"):
-            anchor = self._anchors.get(fragment)
+            anchor = self._ids[2].get(fragment)
             return self.node(*anchor) if anchor else None
         here = resource
         for part in fragment.split("/")[1:]:
@@ -157,15 +186,13 @@ class Document:
 
     def _base(self, place: str) -> str:
         """The address that references at `place` are relative to."""
-        best = max(
-            (inner for inner in self._bases if place == inner or place.startswith(inner + "/")),
-            key=len,
-            default="",
-        )
-        return self._bases.get(best, "")
+        bases = self._ids[0]
+        around = (inner for inner in bases if place == inner or place.startswith(inner + "/"))
+        return bases.get(max(around, key=len, default=""), "")
 
     @cached_property
     def _ids(self) -> tuple[dict[str, str], dict[str, Any], dict[str, Any]]:
+        """The bases of references by place, the resources by address, and the anchors by name."""
         bases: dict[str, str] = {}
         resources: dict[str, tuple[JsonValue, str]] = {"": (self.raw, "")}
         anchors: dict[str, tuple[JsonValue, str]] = {}
@@ -184,21 +211,9 @@ class Document:
         text = str(self.raw)
         return "$dynamicAnchor" in text or "$recursiveAnchor" in text
 
-    @property
-    def _bases(self) -> dict[str, str]:
-        return self._ids[0]
-
     @cached_property
     def _has_inner_resources(self) -> bool:
-        return any(base and place for place, base in self._bases.items())
-
-    @property
-    def _resources(self) -> dict[str, tuple[JsonValue, str]]:
-        return self._ids[1]
-
-    @property
-    def _anchors(self) -> dict[str, tuple[JsonValue, str]]:
-        return self._ids[2]
+        return any(base and place for place, base in self._ids[0].items())
 
 
 def _walk(

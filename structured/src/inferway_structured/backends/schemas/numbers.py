@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from math import ceil, floor, inf, isfinite
 from typing import Any
 
@@ -33,9 +34,9 @@ _ENDS = re.compile(r"-(?:[0-9]{19}|[0-9.]+[eE])")
 _BOUNDS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})
 _OF_NUMBERS = _BOUNDS | {"const", "enum"}
 _PARTS = frozenset({"allOf", "anyOf"})
-_MOST = frozenset({"maxLength", "maxItems", "maxProperties", "maxContains"})
+MOST = frozenset({"maxLength", "maxItems", "maxProperties", "maxContains"})
 _LEAST = frozenset({"minLength", "minItems", "minProperties", "minContains"})
-COUNTS = _MOST | _LEAST
+_COUNTS = MOST | _LEAST
 
 
 def is_kept(word: str, value: Any) -> bool:
@@ -44,14 +45,9 @@ def is_kept(word: str, value: Any) -> bool:
         return _is_value_kept(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return True  # malformed, or a sibling's matter
-    if word in COUNTS:
+    if word in _COUNTS:
         return value < _COUNTABLE
     return word not in _BOUNDS or _is_bound_kept(word, value)
-
-
-def is_never_reached(word: str) -> bool:
-    """Return whether a count that is not kept holds for every answer."""
-    return word in _MOST
 
 
 def all_kept(raw: Any) -> bool:
@@ -93,12 +89,18 @@ def of_numbers(said: dict[str, Any]) -> dict[str, Any] | None:
         return None
     if any(map(_is_fraction, said.get("enum", ()))):
         said = {**said, "enum": [value for value in said["enum"] if not _is_fraction(value)]}
-    least = max(ceil(said.get("minimum", -_FAR)), floor(said.get("exclusiveMinimum", -_FAR)) + 1)
-    most = min(floor(said.get("maximum", _FAR)), ceil(said.get("exclusiveMaximum", _FAR)) - 1)
+    least, most = integers_within(said)
     if least > most:
         kept = {word: rule for word, rule in said.items() if word not in _BOUNDS}
         said = {**kept, "type": [name for name in names if name != "integer"]}
     return None if said["type"] == [] or said.get("enum") == [] else said
+
+
+def integers_within(bounds: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the least and the greatest integer; where there is no bound, what is beyond all."""
+    least, above = bounds.get("minimum", -_FAR), bounds.get("exclusiveMinimum", -_FAR)
+    most, below = bounds.get("maximum", _FAR), bounds.get("exclusiveMaximum", _FAR)
+    return max(ceil(least), floor(above) + 1), min(floor(most), ceil(below) - 1)
 
 
 def narrowed(said: Any, integers: bool = False) -> Any:
@@ -165,12 +167,8 @@ def check_numbers(text: str) -> None:
     whatever has been said of it before."""
     if _ENDS.search(text) is None:
         return
-    try:
-        raw = json.loads(text)
-    except ValueError:
-        return  # the library refuses it, too
-    if _has_edge(raw):
-        raise SpecError("a number is -2**63 or less, which the grammar library cannot hold")
+    with suppress(ValueError):  # the library refuses it, too
+        _check(json.loads(text))
 
 
 def check_grammar_numbers(text: str) -> None:
@@ -181,12 +179,13 @@ def check_grammar_numbers(text: str) -> None:
         return
     decoder = json.JSONDecoder()
     for part in text.split("%json")[1:]:
-        try:
-            raw, _ = decoder.raw_decode(part.lstrip())
-        except ValueError:
-            continue
-        if _has_edge(raw):
-            raise SpecError("a number is -2**63 or less, which the grammar library cannot hold")
+        with suppress(ValueError):
+            _check(decoder.raw_decode(part.lstrip())[0])
+
+
+def _check(raw: Any) -> None:
+    if _has_edge(raw):
+        raise SpecError("a number is -2**63 or less, which the grammar library cannot hold")
 
 
 def _has_edge(raw: Any) -> bool:

@@ -57,7 +57,8 @@ def _may_be_long(said: Said) -> bool:
         objects = [node for node in level if isinstance(node, dict)]
         if objects and max(map(len, objects)) > MAX_OPTIONAL:
             return True
-        if any(_num_in_branches(node) > MAX_AT_ONCE for node in objects if _has_branches(node)):
+        branching = (node for node in objects if "anyOf" in node or "oneOf" in node)
+        if any(_num_in_branches(node) > MAX_AT_ONCE for node in branching):
             return True
         level = [
             inner
@@ -68,21 +69,20 @@ def _may_be_long(said: Said) -> bool:
     return False
 
 
-def _has_branches(node: dict[str, Said]) -> bool:
-    return "anyOf" in node or "oneOf" in node
-
-
 _HOLDERS = (dict, list)
 
 
-def _num_in_branches(node: dict[str, Said]) -> int:
-    total = 0
+def _branches(node: dict[str, Said]) -> Iterator[dict[str, Said]]:
     for word in ("anyOf", "oneOf"):
         branches = node.get(word)
         for branch in branches if isinstance(branches, list) else ():
-            properties = branch.get("properties") if isinstance(branch, dict) else None
-            total += len(properties) if isinstance(properties, dict) else 0
-    return total
+            if isinstance(branch, dict):
+                yield branch
+
+
+def _num_in_branches(node: dict[str, Said]) -> int:
+    listed = (branch.get("properties") for branch in _branches(node))
+    return sum(len(properties) for properties in listed if isinstance(properties, dict))
 
 
 def _schemas(said: Said) -> Iterator[tuple[str, dict[str, Said]]]:
@@ -94,15 +94,11 @@ def _schemas(said: Said) -> Iterator[tuple[str, dict[str, Said]]]:
             waiting += [(f"{place}/{at}", inner) for at, inner in enumerate(node)]
         elif isinstance(node, dict):
             yield place, node
-            waiting += _inside(place, node)
-
-
-def _inside(place: str, node: dict[str, Said]) -> Iterator[tuple[str, Said]]:
-    for word, inner in node.items():
-        if word in NAMED and isinstance(inner, dict):
-            yield from ((f"{place}/{word}/{name}", one) for name, one in inner.items())
-        elif word not in DATA:
-            yield f"{place}/{word}", inner
+            for word, inner in node.items():
+                if word in NAMED and isinstance(inner, dict):
+                    waiting += [(f"{place}/{word}/{name}", one) for name, one in inner.items()]
+                elif word not in DATA:
+                    waiting.append((f"{place}/{word}", inner))
 
 
 def _optional(node: dict[str, Said]) -> list[str]:
@@ -157,11 +153,8 @@ def _longest_run(node: dict[str, Said]) -> int:
 def _first_run(node: dict[str, Said]) -> int:
     """Return the first run of all alternatives together: each may begin."""
     total = 0
-    for word in ("anyOf", "oneOf"):
-        branches = node.get(word)
-        for branch in branches if isinstance(branches, list) else ():
-            if isinstance(branch, dict):
-                optional = set(_optional(branch))
-                names = branch.get("properties", ()) if optional else ()
-                total += sum(1 for _ in takewhile(optional.__contains__, names))
+    for branch in _branches(node):
+        optional = set(_optional(branch))
+        names = branch.get("properties", ()) if optional else ()
+        total += sum(1 for _ in takewhile(optional.__contains__, names))
     return total

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
+from inferway_structured.backends.schemas.nodes import CHARS_WRITTEN, Work
 from inferway_structured.backends.schemas.shapes import TYPES, named_types, spelled
-from inferway_structured.backends.schemas.work import CHARS_WRITTEN, Work
 
 Said = Any  # an object or a boolean
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 import re
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from decimal import Decimal
 from fractions import Fraction
 from math import ceil, floor, inf, isfinite
@@ -150,7 +151,8 @@ def _any(answers: Sequence[bool | None]) -> bool | None:
 def _keyword_takes(node: Node, word: str, rule: Any, value: JsonValue, depth: int) -> bool | None:
     inner = _INNER.get(word)
     if inner is not None:
-        return inner([takes(one, value, depth - 1) for one in (rule if _many(rule) else [rule])])
+        rules = rule if isinstance(rule, list) else [rule]
+        return inner([takes(one, value, depth - 1) for one in rules])
     match word:
         case "never":
             return False
@@ -165,11 +167,12 @@ def _keyword_takes(node: Node, word: str, rule: Any, value: JsonValue, depth: in
     kind = type_of(value)
     if kind not in OF_TYPE.get(word, TYPES):
         return True
+    compared = _COMPARED.get(word)
+    if compared is not None:
+        return bool(compared(value if kind in _NUMBERS else len(value), rule))
     match kind:
-        case "integer" | "fraction":
-            return _number_takes(word, rule, value)
         case "string":
-            return _string_takes(word, rule, value)
+            return matches(rule, value) if word == "pattern" else None
         case "object":
             return _object_takes(node, word, rule, value, depth)
         case "array":
@@ -183,10 +186,6 @@ def _if_takes(node: Node, condition: Node, value: JsonValue, depth: int) -> bool
     if told is None or then is None:
         return told if told is None else True
     return takes(then, value, depth - 1)
-
-
-def _many(rule: Any) -> bool:
-    return isinstance(rule, list)
 
 
 def _none(answers: Sequence[bool | None]) -> bool | None:
@@ -226,21 +225,6 @@ OF_TYPE: dict[str, frozenset[str]] = {
 }
 
 
-def _number_takes(word: str, rule: Any, value: float) -> bool | None:
-    match word:
-        case "minimum":
-            return bool(value >= rule)
-        case "maximum":
-            return bool(value <= rule)
-        case "exclusiveMinimum":
-            return bool(value > rule)
-        case "exclusiveMaximum":
-            return bool(value < rule)
-        case "multipleOf":
-            return is_multiple(value, rule)
-    return None
-
-
 def is_multiple(value: float, step: float) -> bool:
     return isfinite(value) and (_exact(value) / _exact(step)).denominator == 1
 
@@ -250,15 +234,14 @@ def _exact(number: float) -> Fraction:
     return Fraction(Decimal(str(number)))
 
 
-def _string_takes(word: str, rule: Any, value: str) -> bool | None:
-    match word:
-        case "minLength":
-            return bool(len(value) >= rule)
-        case "maxLength":
-            return bool(len(value) <= rule)
-        case "pattern":
-            return matches(rule, value)
-    return None
+# How a number, or the length of any other value, stands to the rule.
+_COMPARED: dict[str, Callable[[Any, Any], object]] = {
+    **dict.fromkeys(("minimum", "minLength", "minItems", "minProperties"), operator.ge),
+    **dict.fromkeys(("maximum", "maxLength", "maxItems", "maxProperties"), operator.le),
+    "exclusiveMinimum": operator.gt,
+    "exclusiveMaximum": operator.lt,
+    "multipleOf": is_multiple,
+}
 
 
 # Python's and ECMA's syntax agree on these; the rest is not told here.
@@ -295,10 +278,6 @@ def _object_takes(
     match word:
         case "required":
             return all(name in value for name in rule)
-        case "minProperties":
-            return bool(len(value) >= rule)
-        case "maxProperties":
-            return bool(len(value) <= rule)
         case "properties":
             return _all(
                 [takes(rule[name], one, depth - 1) for name, one in value.items() if name in rule]
@@ -315,10 +294,6 @@ def _array_takes(
     node: Node, word: str, rule: Any, value: list[JsonValue], depth: int
 ) -> bool | None:
     match word:
-        case "minItems":
-            return bool(len(value) >= rule)
-        case "maxItems":
-            return bool(len(value) <= rule)
         case "uniqueItems":
             return not rule or len(set(map(identity, value))) == len(value)
         case "prefixItems":
