@@ -148,6 +148,9 @@ class Counts:
             "Finished answers, by whether they have their shape: true, false or unknown.",
             "valid",
         )
+        self._add_times()
+
+    def _add_times(self) -> None:
         self.compile_wall_seconds = self._seconds(
             "compile_wall_seconds",
             "Seconds of a compilation from its begin to its end.",

@@ -1,5 +1,5 @@
-"""What llguidance (1.7) lets an answer write without end, bounded: a model that writes nothing else
-would spend its answer on it.
+"""Limits to the blanks and the repeated names that llguidance (1.7) lets an answer write without
+end: a model that writes nothing else would spend its answer on them.
 
 Blanks between the tokens of JSON may come as often as one likes, whatever pattern they have. So
 they are counted here, and once there are as many as indented JSON needs at this depth, no token may

@@ -131,9 +131,9 @@ def _mended(schema: SchemaObject) -> SchemaObject:
     made = deepcopy(schema)
     with graph(made) as found:
         for inner in [node.schema for node in found.nodes]:
-            for keyword in _DESCRIBING.keys() & inner.keys():
-                if not isinstance(inner[keyword], _DESCRIBING[keyword]):
-                    del inner[keyword]
+            described = [(word, type_) for word, type_ in _DESCRIBING.items() if word in inner]
+            for word in [word for word, type_ in described if not isinstance(inner[word], type_)]:
+                del inner[word]
             required, reference = inner.get("required"), inner.get("$ref")
             if isinstance(required, list) and all(isinstance(name, str) for name in required):
                 inner["required"] = list(dict.fromkeys(required))

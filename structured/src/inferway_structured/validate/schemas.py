@@ -255,23 +255,28 @@ def _in_order(nodes: Sequence[Subschema], edges: _Edges, at_circle: _AtCircle) -
     any order. `at_circle`: called with an edge that closes one."""
     done: dict[int, Subschema] = {}
     for start in nodes:
-        if id(start) in done or not edges(start):
-            continue
-        path = {id(start): iter(edges(start))}
-        stack = [start]
-        while stack:
-            node = stack[-1]
-            for keyword, child in path[id(node)]:
-                if id(child) in path:
-                    at_circle(node, keyword)
-                elif id(child) not in done and (onward := edges(child)):
-                    path[id(child)] = iter(onward)
-                    stack.append(child)
-                    break
-            else:
-                del path[id(node)]
-                done[id(node)] = stack.pop()
+        if id(start) not in done and edges(start):
+            _add_in_order(start, edges, at_circle, done)
     return list(done.values())
+
+
+def _add_in_order(
+    start: Subschema, edges: _Edges, at_circle: _AtCircle, done: dict[int, Subschema]
+) -> None:
+    path = {id(start): iter(edges(start))}
+    stack = [start]
+    while stack:
+        node = stack[-1]
+        for keyword, child in path[id(node)]:
+            if id(child) in path:
+                at_circle(node, keyword)
+            elif id(child) not in done and (onward := edges(child)):
+                path[id(child)] = iter(onward)
+                stack.append(child)
+                break
+        else:
+            del path[id(node)]
+            done[id(node)] = stack.pop()
 
 
 def _refuse_circle(node: Subschema, keyword: str) -> None:

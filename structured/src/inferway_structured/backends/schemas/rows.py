@@ -92,13 +92,14 @@ def _schemas(said: Said) -> Iterator[tuple[str, dict[str, Said]]]:
         place, node = waiting.pop()
         if isinstance(node, list):
             waiting += [(f"{place}/{at}", inner) for at, inner in enumerate(node)]
-        elif isinstance(node, dict):
-            yield place, node
-            for word, inner in node.items():
-                if word in NAMED and isinstance(inner, dict):
-                    waiting += [(f"{place}/{word}/{name}", one) for name, one in inner.items()]
-                elif word not in DATA:
-                    waiting.append((f"{place}/{word}", inner))
+        if not isinstance(node, dict):
+            continue
+        yield place, node
+        for word, inner in node.items():
+            if word in NAMED and isinstance(inner, dict):
+                waiting += [(f"{place}/{word}/{name}", one) for name, one in inner.items()]
+            elif word not in DATA:
+                waiting.append((f"{place}/{word}", inner))
 
 
 def _optional(node: dict[str, Said]) -> list[str]:
