@@ -414,6 +414,23 @@ def test_an_engine_that_is_slow_again_is_tried_where_that_costs_a_second_more_at
     assert 1 in short
 
 
+def test_an_engine_whose_last_answer_alone_was_slow_is_tried_again_some_seconds_later() -> None:
+    world = World([1.0, 1.0])
+    for row in (0, 0, 1) * 5:
+        world.send(4_000 if row else 2_000, row=row)
+        world.pass_until(world.now + 2)
+    world.slowness[1] = 20.0  # it pauses
+    world.send(600, row=1)
+    world.pass_until(world.free[1])
+
+    at_once = [world.decide(request(600)) for _ in range(8)]
+    world.pass_until(world.now + 20)
+    later = [world.decide(request(600)) for _ in range(8)]
+
+    assert set(at_once) == {0}
+    assert 1 in later
+
+
 def test_what_goes_to_an_engine_that_costs_more_to_get_to_know_it_is_a_try() -> None:
     world = World([1.0, 1.0])
     for _ in range(10):

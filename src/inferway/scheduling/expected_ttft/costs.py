@@ -51,6 +51,7 @@ from inferway.scheduling.expected_ttft.known import KnownCosts, KnownEngine, Kno
 FADE = 0.99  # about the last hundred observations of an engine count
 FADE_ALL = 0.998  # and the last five hundred of all engines
 HALF_LIFE_SECONDS = 600.0
+LAST_HALF_LIFE_SECONDS = 5.0  # of what the last answer alone says of an engine
 KNOWN_AFTER = 10  # observations; of an engine that has had so many
 WELL_KNOWN_AFTER = 50  # of all engines: from then on no other gateway knows better
 KEPT = 3.0  # the weight of as many is kept, however long ago they were
@@ -159,6 +160,7 @@ class Costs:
     # By slot, and features x slots:
     _ratio: Column = field(init=False)  # its speed beside all
     _last: Column = field(init=False)  # the same of its last answer; 1 after the first one
+    _heard: Column = field(init=False)  # when that came
     _shape: NDArray[np.float64] = field(init=False)  # what else differs
     _y: Column = field(init=False)  # the sums of its observations; 0: none
     _z: NDArray[np.float64] = field(init=False)
@@ -176,7 +178,7 @@ class Costs:
         self.error = np.zeros(0)
         self._all = _nothing(size)
         self._common = np.ones(size)
-        self._ratio, self._last, self._y, self._noise = np.zeros((4, 0))
+        self._ratio, self._last, self._heard, self._y, self._noise = np.zeros((5, 0))
         self._shape = self._z = np.zeros((size, 0))
         self._prior = self.prior.tolist()
         self._eye = np.eye(size)
@@ -192,7 +194,7 @@ class Costs:
         new = np.zeros((len(self.prior), missing))
         for name in ("table", "_shape", "_z"):
             setattr(self, name, np.concatenate([getattr(self, name), new], axis=1))
-        for name in ("error", "_ratio", "_last", "_y", "_noise"):
+        for name in ("error", "_ratio", "_last", "_heard", "_y", "_noise"):
             setattr(self, name, np.concatenate([getattr(self, name), new[0]]))
         self.is_cold = np.concatenate([self.is_cold, np.zeros(missing, np.bool_)])
         self._engines += [None] * missing
@@ -212,11 +214,14 @@ class Costs:
         time: float = sum(map(mul, features, self.table[:, slot].tolist()))
         return time
 
-    def lately(self, slots: Rows) -> Column:
+    def lately(self, slots: Rows, now: float) -> Column:
         """Return how many times what is expected of these slots they take by their last answers
-        alone; after the first one, by none."""
-        times: Column = self._last[slots] / self._ratio[slots]
-        return times
+        alone; after the first one, by none. A slow answer says less the longer ago it was: a pause
+        may have made it slow, which is over."""
+        times = self._last[slots] / self._ratio[slots]
+        fade = 0.5 ** ((now - self._heard[slots]) / LAST_HALF_LIFE_SECONDS)
+        faded: Column = np.where(times > 1.0, times**fade, times)
+        return faded
 
     def learn(self, slot: int, features: Sequence[float], time: float, now: float) -> None:
         """Learn that it took so long (more than 0). Features are not negative, one at least is not
@@ -234,7 +239,7 @@ class Costs:
         ratio = self._ratio.item(slot)
         y = expected * exp(engine.winsorized(error, ratio))
         if engine.count:  # the first answer is slow where all is warmed up with it
-            self._last[slot] = exp(error) * ratio
+            self._last[slot], self._heard[slot] = exp(error) * ratio, now
         self.error[slot] = engine.error
         engine.pending.append((z, y, FADE * exp(-(engine.bias**2))))
         engine.count += 1

@@ -252,7 +252,8 @@ class ExpectedTtft:
             idle = features[REQUESTS] + features[BATCH] == _ZERO
             least = cost.item(best)
             ttft = self.learning.ttft
-            is_near = cost * ttft.lately(rows) <= least + max(TRY_MS, TRY_SHARE * least)
+            lately = cost * ttft.lately(rows, candidates.now)
+            is_near = lately <= least + max(TRY_MS, TRY_SHARE * least)
             candidates.add(TRIED, ttft.is_cold[rows] & idle & is_near)
 
     def _waiting(
