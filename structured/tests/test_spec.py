@@ -190,3 +190,11 @@ def test_a_text_too_long_is_refused_before_it_is_written() -> None:
 def test_bytes_count_not_characters() -> None:
     with pytest.raises(SpecError, match="longer than"):
         canonical("é" * (MAX_TEXT_BYTES // 2), "here")
+
+
+@pytest.mark.parametrize("wrong", [["x"], {"a": 1}, None, 1])
+def test_a_type_in_a_structural_tag_is_a_string(wrong: object) -> None:
+    tag = {"type": "structural_tag", "format": {"type": "sequence", "elements": [{"type": wrong}]}}
+
+    with pytest.raises(SpecError, match=r"elements/0/type: expected a string"):
+        structural_tag_spec(tag, "response_format")

@@ -326,7 +326,7 @@ def structural_tag_spec(
         )
     text = canonical(tag, place, most)
     tag = json.loads(text)  # ours, to be changed
-    for held in list(schemas_of(tag)):
+    for held in list(schemas_of(tag, place)):
         held.holder[held.key] = in_one_order(held.holder[held.key], place, most)
     return Spec(Kind.STRUCTURAL_TAG, _written(tag, place, most), options)
 
@@ -340,12 +340,14 @@ class TagSchema(NamedTuple):
 
 
 def schemas_of(tag: Any, place: str = "") -> Iterator[TagSchema]:
-    """Yield the schemas in a structural tag."""
+    """Yield the schemas in a structural tag. Raises SpecError for a `type` that is no string."""
     if isinstance(tag, list):
         for at, one in enumerate(tag):
             yield from schemas_of(one, f"{place}/{at}")
     if not isinstance(tag, dict):
         return
+    if not isinstance(tag.get("type", ""), str):
+        raise unexpected("a string", tag["type"], f"{place}/type")
     for key, inner in tag.items():
         here = f"{place}/{escaped(key)}"
         is_schema = (key == "schema" and "begin" in tag) or (
