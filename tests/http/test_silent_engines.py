@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from time import monotonic
 
+import pytest
 from tests.http.clients import connected, get, post
 from tests.http.gateways import EVENTS, Gateway, events, gateway
 from tests.upstream.engines import (
@@ -111,8 +112,10 @@ async def test_it_does_not_go_to_another_engine_that_is_silent() -> None:
         assert (got.body, frozen_too.seen) == (b"here", [])
 
 
+@pytest.mark.parametrize("meanwhile", [OutageKind.SILENT, OutageKind.UNREACHABLE])
 @in_loop
-async def test_what_can_go_nowhere_else_waits_and_is_given_up_then() -> None:
+async def test_what_can_go_nowhere_else_waits_and_is_given_up_then(meanwhile: OutageKind) -> None:
+    """Also if new connections are refused meanwhile."""
     standing = OutlierDetection()
     async with (
         running(raw(SSE_HEAD, chunk(EVENTS[0]))) as frozen,
@@ -123,6 +126,7 @@ async def test_what_can_go_nowhere_else_waits_and_is_given_up_then() -> None:
             asked = asyncio.create_task(c.ask(post()))
             await wait_until(lambda: bool(gw.trips and gw.trips[0].chunks))
             silent.hear(engine("e0"))
+            silent.hear(engine("e0", meanwhile))
             still_waits = not asked.done()
             got = await asked
 
@@ -132,24 +136,6 @@ async def test_what_can_go_nowhere_else_waits_and_is_given_up_then() -> None:
         assert b'"code":"engine_timeout"' in got.body
         assert gw.trips[0].outcomes == ["upstream_error"]
         assert standing.lost == {"e0": 1}
-
-
-@in_loop
-async def test_what_waits_there_is_given_up_also_if_new_connections_are_refused_meanwhile() -> None:
-    standing = OutlierDetection()
-    async with (
-        running(raw(SSE_HEAD, chunk(EVENTS[0]))) as frozen,
-        gateway(frozen.url, timeouts=SOON, policy=FailoverPolicy(monotonic, standing)) as gw,
-        connected(gw.server) as c,
-    ):
-        with hearing(gw, standing) as silent:
-            asked = asyncio.create_task(c.ask(post()))
-            await wait_until(lambda: bool(gw.trips and gw.trips[0].chunks))
-            silent.hear(engine("e0"))
-            silent.hear(engine("e0", OutageKind.UNREACHABLE))
-            got = await asked
-
-        assert b"engine e0 does not answer, since " in got.body
 
 
 @in_loop
